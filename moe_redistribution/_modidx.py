@@ -1703,6 +1703,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '', 'doc_host': '', 'git_url
                                                                                                         'moe_redistribution/language/loads.py'),
                                                    'moe_redistribution.language.loads._margin_quantile': ( '4b_language/loads.html#_margin_quantile',
                                                                                                            'moe_redistribution/language/loads.py'),
+                                                   'moe_redistribution.language.loads._numbers_of': ( '4b_language/loads.html#_numbers_of',
+                                                                                                      'moe_redistribution/language/loads.py'),
                                                    'moe_redistribution.language.loads._own_routes': ( '4b_language/loads.html#_own_routes',
                                                                                                       'moe_redistribution/language/loads.py'),
                                                    'moe_redistribution.language.loads._pair_counts': ( '4b_language/loads.html#_pair_counts',

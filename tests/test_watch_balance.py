@@ -144,3 +144,16 @@ def test_a_trainer_logs_the_numbers_of_its_steps(tmp_path):
     logged = [x for x in trainer.state.log_history if "balance/worst.max_violation" in x]
     assert [x["step"] for x in logged] == [2, 4] and all("loss" in x and math.isfinite(x["loss"]) for x in logged)
     assert all(x["balance/choices"] == 2 * 4 * 16 * 2 for x in logged)                       # of one step, both its passes
+
+def test_a_trainer_that_logs_an_epoch_logs_the_numbers_of_its_last_step(tmp_path):
+    transformers = pytest.importorskip("transformers")
+    pytest.importorskip("accelerate")
+    model, tokens = model_of(), batch(8, 16)
+    data = [dict(input_ids=x, labels=x) for x in tokens]
+    args = transformers.TrainingArguments(str(tmp_path), num_train_epochs=2, logging_strategy="epoch", per_device_train_batch_size=4,
+                                          report_to=[], save_strategy="no", disable_tqdm=True, use_cpu=True)
+    with watch_balance(model) as watch:
+        trainer = transformers.Trainer(model, args, train_dataset=data, callbacks=[watch.callback()])
+        trainer.train()
+    logged = [x for x in trainer.state.log_history if "loss" in x]
+    assert [x["step"] for x in logged] == [2, 4] and all(x["balance/choices"] == 4 * 16 * 2 for x in logged)

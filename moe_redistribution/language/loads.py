@@ -227,11 +227,8 @@ class _BalanceWatch:
     def forget(self): self.counts = {}
     def step(self) -> dict:
         "The numbers of all passes since the last step, by name; empty if none has been counted."
-        counts, self.counts = dict(sorted(self.counts.items())), {}
-        if not counts: return {}
-        first = next(iter(counts.values())).device
-        flat = torch.cat([c.to(first) for c in counts.values()]).double().cpu()                 # one wait for a device
-        return _balance_numbers(dict(zip(counts, flat.split([self.size[l] for l in counts]))))
+        counts, self.counts = self.counts, {}
+        return _numbers_of(counts, self.size)
 
     def close(self):
         for h in self.handles: h.remove()
@@ -241,17 +238,24 @@ class _BalanceWatch:
 
     def callback(self):
         "A `TrainerCallback` that adds the numbers of the last step to what a Trainer logs of its loss."
-        watch, numbers = self, {}
+        watch, last = self, {}
         class Balance(with_transformers().TrainerCallback):
             def on_step_end(self, args, state, control, **_):
-                numbers.clear()
-                numbers.update(watch.step() if control.should_log else {})
+                last["counts"] = watch.counts
                 watch.forget()
             def on_log(self, args, state, control, logs=None, **_):
                 if "loss" not in (logs or {}): return                            # of an evaluation, or of the end
+                numbers = _numbers_of(last.get("counts", {}), watch.size)        # an epoch ends after its last step
                 logs.update(numbers)
                 state.log_history[-1].update(numbers)
         return Balance()
+
+def _numbers_of(counts:dict, size:dict) -> dict:
+    "`_balance_numbers` of counts that lie where the model does."
+    if not counts: return {}
+    counts, first = dict(sorted(counts.items())), next(iter(counts.values())).device
+    flat = torch.cat([c.to(first) for c in counts.values()]).double().cpu()                     # one wait for a device
+    return _balance_numbers(dict(zip(counts, flat.split([size[l] for l in counts]))))
 
 def _balance_numbers(counts:dict) -> dict:
     "The numbers of layer → how often each expert was chosen; none of a layer in which nobody was."
