@@ -14,7 +14,7 @@ from scipy.stats import ttest_ind
 
 from moe_redistribution.evidence.selection import rows_of
 from moe_redistribution.record.cli import main
-from moe_redistribution.record.coverage import printed_rows
+from moe_redistribution.record.coverage import _in_lines, printed_rows
 
 ROOT = Path(__file__).resolve().parent.parent
 ITEMS = sorted(p.stem for p in (ROOT / "results/paper").glob("*.csv"))
@@ -163,3 +163,12 @@ def test_the_ledger_of_an_item_as_records_has_its_numbers_and_with_a_word_the_cl
     assert len(table) == n and {"id", "paper", "spread", "n", "verdict"} <= {*table} and table["ours"].notna().all()
     assert main(["ledger", "--item", "sec5", "--csv", "--claims"]) == 0
     assert list(pd.read_csv(io.StringIO(capsys.readouterr().out))["key"]) == ["5-01"]
+
+def test_a_number_that_no_item_has_is_refused_with_its_neighbours_wherever_the_item_is_told_apart():
+    for wrong, near in {"fig22_bars.005": "fig22_bars.00", "sec4.2.099": "sec4.2.0", "003.S5.099": "003.S5.0"}.items():
+        with pytest.raises(ValueError, match=re.escape(f"nearest: '{near}")): printed_rows(wrong)
+
+def test_a_line_has_its_interval_and_what_the_paper_says_of_the_number():
+    one, = printed_rows("appF.2.002").itertuples()
+    assert one.lo < one.ours < one.hi and "PCs 0,1,3,4,5 minimum" in one.printed and one.paper_n == 5
+    assert not {"versus", "baseline"} & {line.split()[0] for line in _in_lines(printed_rows("appF.2.002")).splitlines()}

@@ -116,7 +116,7 @@ def printed_items(item:str) -> list:
     ValueError with the nearest."""
     valid = sorted(set(paper_values()["item"]))
     parts = [i for i in valid if re.fullmatch(rf"{re.escape(item)}[a-z]?(_.*)?", i)]
-    return parts or [choose("item", item, valid, "see paper_values()")]
+    return parts or [choose("item", item, valid, "moe-redistribution ledger, without --item, has them all")]
 
 # %% ../../nbs/5_evidence/02_printed.ipynb #04562cd8
 MARGIN_COLUMNS = "quantity scale share digits least most why".split()

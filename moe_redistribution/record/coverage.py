@@ -32,9 +32,9 @@ from .machines import write_formats
 
 # %% ../../nbs/7_record/02b_coverage.ipynb #f12c53aa
 def _by_line(paper:pd.DataFrame, root:str|Path=None) -> pd.DataFrame:
-    """Lines of `paper_values` beside ours: id, item, paper, protocol, ours, spread, n, baseline, verdict, reason, keys
-    of the claims that quote it."""
-    at, beside = Clone(root) / "results/paper", dict(ours_mean="ours", ours_std="spread", ours_n="n")
+    """Lines of `paper_values` beside ours: id, item, paper, protocol, ours, spread, lo, hi, n, baseline, verdict, reason,
+    keys of the claims that quote it."""
+    at, beside = Clone(root) / "results/paper", dict(ours_mean="ours", ours_std="spread", ours_lo="lo", ours_hi="hi", ours_n="n")
     files = [of_clone(f) for i in paper["item"].unique() if (f := at / f"{i}.csv").exists()]
     empty = pd.DataFrame(columns=["id", "protocol", *beside, "baseline", "verdict", "reason"])
     ours = pd.concat([empty, *map(pd.read_csv, files)])[list(empty)].rename(columns=beside)
@@ -163,9 +163,9 @@ def _how(c:Claim) -> str:
     "How the rows that a claim names become its answer, in words."
     if c is None: return ""
     task, said = c.condition.partition("/")[0], [AGGREGATES[c.aggregate]]
-    if c.aggregate == "null": said.append(f'the digits scored of evidence.claims.baselines("{task}")["{c.null}"]')
+    if c.aggregate == "null": said.append(f'the digits scored of moe_redistribution.evidence.claims.baselines("{task}")["{c.null}"]')
     elif c.stream == "none" and c.aggregate != "none":
-        said += [f'evidence.selection.rows_of("{c.instrument}", "{n}")' for n in c.names]
+        said += [f'moe_redistribution.evidence.selection.rows_of("{c.instrument}", "{n}")' for n in c.names]
     elif c.instrument == "runs":
         said.append(f"of a run, score is {c.rule}_value, reached {c.rule}_reached, epoch {c.rule}_step where reached, "
                     "and epoch_restricted the end of the schedule where not")
@@ -189,17 +189,17 @@ def _same_digits(line, c:Claim, printed) -> str:
 # %% ../../nbs/7_record/02b_coverage.ipynb #2e06aa2a
 READ_FROM = ["condition", "versus", "instrument", "stream", "metric", "site", "edit", "rule", "unit", "position",
              "stratum", "split", "aggregate", "null", "seeds", "unit_factor", "scale"]
-_PRINTED = ["id", "protocol", *READ_FROM, "how", "paper", "ours", "spread", "n", "baseline", "verdict", "reason",
-            "claims", "page", "files", "recorded"]
+_PRINTED = ["id", "protocol", *READ_FROM, "how", "printed", "paper", "paper_std", "paper_n", "ours", "spread", "lo", "hi", "n",
+            "baseline", "verdict", "reason", "claims", "page", "files", "recorded"]
 
 def _wanted(printed, asked):
     "The lines of `printed` of an id or an item; of a figure that prints no number (the study that draws it, its name)."
     if (at := printed["id"] == asked).any(): return printed[at]
     item, own = asked.rpartition(".")[0], lambda name: printed["item"].str.fullmatch(rf"{re.escape(name)}[a-z]?(_.*)?")
+    if item and not own(asked).any() and (near := own(item) | printed["id"].str.startswith(f"{item}.")).any():
+        choose("printed number", asked, printed.loc[near, "id"], f"moe-redistribution rows {item} has all of them")
     silent = not printed["item"].str.match(rf"{re.escape(asked)}(?![0-9])").any()
     if silent and (of := [s for s in training_studies() if s.page and s.page(asked)]): return of[0], asked
-    if item and not own(asked).any() and (near := own(item)).any():
-        choose("printed number", asked, printed.loc[near, "id"], f"moe-redistribution rows {item} has all of them")
     return printed[printed["item"].isin(printed_items(asked))]
 
 def _numbers_read(printed, root) -> pd.DataFrame:
@@ -211,9 +211,11 @@ def _numbers_read(printed, root) -> pd.DataFrame:
     def read(r):
         c = bridge.get((r.id, r.protocol))
         if c and r.verdict == OTHER: c = c._replace(rule=stand_in(c).rule)               # the line says what was read
-        reason = "; ".join(filter(None, [r.reason, c and _same_digits(r, c, known[r.id])]))
+        p = known[r.id]
+        reason = "; ".join(filter(None, [r.reason, c and _same_digits(r, c, p)]))
         page = " ".join(dict.fromkeys(said[k] for k in r.claims.split())) or _own_page(r.item)
-        own = dict(how=_how(c), reason=reason, page=page, files=" ".join(_files(c, root)),
+        printed_as = "; ".join(x for x in (p.variant, p.condition, p.metric, p.note) if isinstance(x, str) and x)
+        own = dict(how=_how(c), printed=printed_as, paper_std=p.value_std, paper_n=p.n_seeds, reason=reason, page=page, files=" ".join(_files(c, root)),
                    recorded=f"results/paper/{r.item}.csv")
         return r._asdict() | {f: getattr(c, f, "") for f in READ_FROM} | own
     return pd.DataFrame([read(r) for r in _by_line(printed, root).itertuples(index=False)], columns=_PRINTED)
@@ -223,7 +225,8 @@ def printed_rows(
     root:str|Path=None,  # the folder that holds results/; the clone if none is given
 ) -> pd.DataFrame:  # a line under the paper's protocol, and one under the audited where there is one
     """What printed numbers are read from: what the rows of `files` have in the columns `READ_FROM`, and `how` they
-    become `ours`, with `spread` (ddof 1) over `n` seeds, beside `paper`; verdict, reason, page.
+    become `ours`, with `spread` (ddof 1) and a 95% interval from `lo` to `hi` over `n` seeds, beside `paper`, which is
+    `printed` so; verdict, reason, page.
 
     In fractions: `unit_factor` times `paper` is what is printed. An empty `unit` is that of the whole; of several
     conditions, positions or units each is a cell; seeds without a value are left out. Of a figure that prints no
@@ -242,7 +245,7 @@ def _in_lines(own:pd.DataFrame) -> str:
     first, *more = own.to_dict("records")
     lines = []
     for c in own.columns.drop("protocol"):
-        lines.append(f"{c:12} {_plain(first[c])}".rstrip())
+        if any(_plain(r[c]) for r in own.to_dict("records")): lines.append(f"{c:12} {_plain(first[c])}".rstrip())
         lines += [f"  {m['protocol']:10} {_plain(m[c])}" for m in more if _plain(m[c]) != _plain(first[c])]
     return "\n".join(lines)
 
@@ -263,7 +266,7 @@ def _run_printed(args:Namespace):
     show_table(found.drop(columns=one), args, max_colwidth=60, justify="left")
 
 # %% ../../nbs/7_record/02b_coverage.ipynb #8337fc14
-_BESIDE = ["id", "protocol", "paper", "ours", "spread", "n", "verdict", "reason", "claims"]
+_BESIDE = ["id", "protocol", "paper", "ours", "spread", "lo", "hi", "n", "verdict", "reason", "claims"]
 
 def _add_ledger(p:ArgumentParser):
     p.add_argument("--item", help="only claims that quote a number of tab7, sec4.2, fig14 … (default: all)")
