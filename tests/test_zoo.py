@@ -118,6 +118,16 @@ def test_the_sums_are_those_of_the_zoo_alone_and_no_other_list_is_written_over(s
     with pytest.raises(ValueError, match="data/margins.csv"): zoo.make_zoo(tmp_path, ["narrow"], [3])
     assert other.read_text() == said
 
+def test_bytes_that_changed_get_no_new_sum_by_a_second_run(short, tmp_path, monkeypatch):
+    for arm in ("narrow", "dense"): shutil.copytree(ZOO / arm / "1", tmp_path / arm / "1")
+    zoo.make_zoo(tmp_path, ["narrow"], [1])
+    said, file = (tmp_path / "SHA256SUMS").read_text(), tmp_path / "narrow/1/model.safetensors"
+    file.write_bytes(file.read_bytes()[:-1] + b"\0")
+    monkeypatch.setattr(zoo, "_trial", lambda *_: 1 / 0)
+    with pytest.raises(ValueError, match="narrow/1/model.safetensors: expected the bytes that SHA256SUMS says"):
+        zoo.make_zoo(tmp_path, ["dense"], [1])
+    assert (tmp_path / "SHA256SUMS").read_text() == said
+
 def test_a_wrong_step_is_called_a_step(tmp_path, capsys):
     assert main(["zoo", "--out", str(tmp_path), "--along", "x"]) == 2
     said = capsys.readouterr().err

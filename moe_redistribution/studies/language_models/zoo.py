@@ -8,14 +8,14 @@ __all__ = ['ZOO_ARMS', 'make_zoo', 'zoo_windows']
 # %% ../../../nbs/6_studies/language_models/03_zoo.ipynb #20050002
 from collections.abc import Callable, Iterable
 from pathlib import Path
-import hashlib, shutil
+import shutil
 
 import pandas as pd
 import torch
 from ...tasks.errors import choose, refuse
 from ...training.store import write_whole
 from ...instruments.rows import tidy
-from ...language.weights import read_model
+from ...language.weights import file_digest, read_model
 from .study import LANGUAGE_ARMS, PARTS_RATE, STUDY, LanguageTrial
 
 # %% ../../../nbs/6_studies/language_models/03_zoo.ipynb #20050007
@@ -71,11 +71,14 @@ def _own_files(out:Path) -> list:
     return [f.as_posix() for f in there if f.parts[0] in ZOO_ARMS and f.parts[1].isdigit()]
 
 def _check_sums(out:Path):
-    "ValueError for a folder whose `SHA256SUMS` says other files than a zoo's."
+    "ValueError for a folder whose `SHA256SUMS` says other files than a zoo's, or other bytes than are there."
     if not (sums := out / "SHA256SUMS").is_file(): return
-    named = [line.partition("  ")[2] for line in sums.read_text().splitlines()]
-    if foreign := [n for n in named if n.partition("/")[0] not in ZOO_ARMS]:
+    said = {n: d for d, _, n in (line.partition("  ") for line in sums.read_text().splitlines())}
+    if foreign := [n for n in said if n.partition("/")[0] not in ZOO_ARMS]:
         refuse(f"{sums}", "sums of a zoo", f"those of {foreign[0]}", fix="a folder of its own for --out")
+    if other := [n for n, d in said.items() if (out / n).is_file() and file_digest(out / n) != d]:
+        refuse(f"{out / other[0]}", f"the bytes that {sums.name} says", "others",
+               fix="another --out, or remove the model's folder: it is trained again")
 
 def _make_one(folder:Path, t:LanguageTrial, looks:list):
     "Trains one model into its folder, which is there when all that is kept of it is; `looks`: the steps, the last one last."
@@ -118,7 +121,7 @@ def make_zoo(
             if say: say(f"{arm}/{seed}, {len(made)} of {len(arms) * len(seeds)}")
             _make_one(folder, _trial(arm, seed), looks)
         write_whole(out / arm / "README.md", _card(arm).encode())
-    sums = [f"{hashlib.sha256((out / f).read_bytes()).hexdigest()}  {f}\n" for f in _own_files(out)]
+    sums = [f"{file_digest(out / f)}  {f}\n" for f in _own_files(out)]
     write_whole(out / "SHA256SUMS", "".join(sums).encode())
     return made
 
