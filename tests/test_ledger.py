@@ -398,8 +398,7 @@ def test_no_claim_waits_for_a_row_that_its_instrument_does_not_write():
     measured = {k: {spot[:2] for spot in spots} for k, spots in found.items()}
     assert len(cells) > 800 and len(found) > 100
     waits = {c for c in cells if c[2:4] in measured.get(c[:2], ()) and c[2:] not in found[c[:2]]}
-    # the block's study leaves the held-out inputs with a carry out of its rows: G-06 and G-07 wait for it at the end
-    assert {(c[1].rpartition("+")[2], c[3], c[-1]) for c in waits} == {("hold_tens9", "final", "held, carry")}, sorted(waits)
+    assert not waits, sorted(waits)
 
 def test_what_an_item_s_claims_say_comes_out_of_the_rows_again_and_an_unknown_item_is_refused(table, rows):
     every = Measured(rows)
