@@ -112,6 +112,13 @@ def test_a_plug_in_that_fails_is_a_warning_that_names_it_and_all_else_goes_on(si
         assert f"pip uninstall bad{i}-tasks" in line, line
     assert run(site, "--version").stderr == ""
 
+def test_what_others_code_prints_while_it_is_imported_is_no_part_of_a_table(site):
+    install(site, "my-tasks")
+    (site / "my_tasks" / "kinds.py").open("a").write("\nprint('loud')\n")
+    (mine := site.parent / "mine.py").write_text("print('louder')\n")
+    done = run(site, "kinds", "event", "--csv", "--import", str(mine))
+    assert done.stdout.startswith("kind,name,") and {"loud", "louder"} <= {*done.stderr.splitlines()}, done.stdout
+
 def test_a_name_that_two_plug_ins_bring_is_neithers_and_both_are_named(site):
     install(site, "a-tasks")
     install(site, "b-tasks", "3.1")

@@ -9,7 +9,7 @@ __all__ = ['PACKAGE', 'GROUP', 'FILES', 'WHAT_READ', 'CACHES', 'KIND_TABLES', 'r
 
 # %% ../../nbs/1_tasks/01b_kinds.ipynb #56878267
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib import import_module
@@ -166,12 +166,16 @@ def _half_imported(homes) -> bool:
     return any(getattr(getattr(m, "__spec__", None), "_initializing", False)
                for n, m in [*sys.modules.items()] if n.partition(".")[0] in homes)
 
+def _aside():
+    "What others' code prints while it is imported goes to stderr: on stdout may be a table for a program."
+    return redirect_stdout(sys.stderr)
+
 def _load(plugin):
     "Imports what a plug-in brings, all or nothing; a warning if it cannot be."
     def ours(): return {n for n in [*sys.modules] if n.partition(".")[0] == plugin.home}
     before = ours()
     try:
-        with _all_or_nothing(), untouched_library(f"code of {plugin.brings}"), reads() as read:
+        with _all_or_nothing(), _aside(), untouched_library(f"code of {plugin.brings}"), reads() as read:
             plugin.entry.load()
             found = _all_read(dict.fromkeys(plugin.files), read)
             WHAT_READ.update({str(p): WHAT_READ.get(str(p), {}) | found for p in plugin.files})
@@ -406,7 +410,7 @@ def _is_as_read(path):
 def _run_file(path, module, spec):
     "Carries out a module's file. ValueError if Python cannot, or a refusal of what it registers."
     try:
-        with _all_or_nothing(), untouched_library(f"code of {path.name}"), reads() as read:
+        with _all_or_nothing(), _aside(), untouched_library(f"code of {path.name}"), reads() as read:
             _forget(str(path))
             spec.loader.exec_module(module)
             WHAT_READ[str(path)] = _all_read(_hashes(path), read)
