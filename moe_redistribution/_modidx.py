@@ -4995,6 +4995,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '', 'doc_host': '', 'git_url
                                                                                                     'moe_redistribution/tasks/kinds.py'),
                                                 'moe_redistribution.tasks.kinds._all_read': ( '1_tasks/kinds.html#_all_read',
                                                                                               'moe_redistribution/tasks/kinds.py'),
+                                                'moe_redistribution.tasks.kinds._aside': ( '1_tasks/kinds.html#_aside',
+                                                                                           'moe_redistribution/tasks/kinds.py'),
                                                 'moe_redistribution.tasks.kinds._beside': ( '1_tasks/kinds.html#_beside',
                                                                                             'moe_redistribution/tasks/kinds.py'),
                                                 'moe_redistribution.tasks.kinds._called': ( '1_tasks/kinds.html#_called',

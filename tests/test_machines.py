@@ -97,6 +97,16 @@ def test_an_interval_holds_our_mean_and_is_the_one_that_its_numbers_give(answere
         wide += inside
     assert wide > .9 * len([s for s in of_type(answered, "TaskSolution") if result(s)["run:interval"] == "prediction"])
 
+def test_our_own_value_with_all_its_digits_lies_within_what_both_files_ask_for(made, answered):
+    nodes, seen = by_id(answered), []
+    asked = dict(re.findall(r"\"requirements\": \"(#\S+): (\S+ to \S+)\"", made["machines/paperbench-rubric.json"]))
+    for n in room._numbers().itertuples():
+        if (own := nodes.get(f"#{n.id}/ours")) is None: continue
+        v = result(own)["croissant:value"]
+        for lo, hi in ((v["schema:minValue"], v["schema:maxValue"]), map(float, asked[f"#{n.id}"].split(" to "))):
+            if not lo <= float(f"{n.ours_mean:.12g}") <= hi: seen.append((n.id, lo, n.ours_mean, hi))
+    assert not seen and result(nodes["#tab2.010/ours"])["croissant:value"]["schema:value"] == 131_712
+
 def test_by_hand_a_number_of_table_1(answered):
     "no_ffn_acc of the dense FFN: .1194 +- 2.776 * .03988 * sqrt(2/5)."
     v = result(by_id(answered)["#tab1.003/ours"])["croissant:value"]

@@ -8,6 +8,7 @@ __all__ = ['REPRODUCE', 'formats', 'write_formats']
 # %% ../../nbs/7_record/02a_machines.ipynb #fbe59f5a
 from collections.abc import Sequence
 from dataclasses import fields
+from decimal import ROUND_CEILING, ROUND_FLOOR, ROUND_HALF_EVEN, Context
 from functools import lru_cache
 from pathlib import Path
 import json, re
@@ -82,7 +83,11 @@ _OF_BLOCK = "block."                                     # its arms are conditio
 
 def _plain(name:str) -> str: return name.partition("/")[2] if name.startswith(_OF_BLOCK) else name
 def _iri(*parts) -> str: return "#" + re.sub(r"[^\w.+/=-]+", "_", "/".join(parts))
-def _brief(x:float) -> float: return None if x is None or np.isnan(x) else float(f"{x:.5g}")
+def _brief(x:float, rounding:str=ROUND_HALF_EVEN) -> float:
+    "Five digits of a number, and of a whole one all: a count of parameters is exact."
+    if x is None or np.isnan(x): return None
+    x = float(f"{x:.12g}")
+    return x if x.is_integer() else float(Context(prec=5, rounding=rounding).create_decimal(repr(x)))
 
 class _Graph:
     "Nodes by id, each written once; a call gives its id."
@@ -236,7 +241,7 @@ def _foreseen(mean:float, s:float, n:int, m:int, least:float, log:bool=False) ->
 
 def _solution(of:str, own:str, where:str, value:float, bounds:tuple, more:dict) -> dict:
     "The node `own` of our answer to the problem `of`, whose results are our own."
-    lo, hi = map(_brief, bounds)
+    lo, hi = map(_brief, bounds, (ROUND_FLOOR, ROUND_CEILING))              # a value that is the bound lies within
     spread = {"@type": "schema:QuantitativeValue", "schema:value": _brief(value)}
     if lo is not None and hi is not None: spread |= {"schema:minValue": lo, "schema:maxValue": hi}
     more = {f"run:{k}": v if isinstance(v, (str, int)) else _brief(v) for k, v in more.items() if v == v}
@@ -294,7 +299,7 @@ def _leaves(at:str, group:Sequence) -> list:
         out.append(_node(f"{at}.run", run, 1, "Code Execution"))
     def result(p, s):
         v = s["croissant:evaluation"]["croissant:evaluationResults"]["croissant:value"]
-        return f"{p['@id']}: {v['schema:minValue']:.4g} to {v['schema:maxValue']:.4g}"
+        return f"{p['@id']}: {v['schema:minValue']:.12g} to {v['schema:maxValue']:.12g}"
     return out + [_node(s["@id"][1:], result(p, s), 1, "Result Analysis") for p, s in group]
 
 def _rubric(asked:dict, answered:dict) -> dict:
