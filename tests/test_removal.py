@@ -67,7 +67,8 @@ def test_an_expert_that_says_nothing_costs_nothing_and_reap_finds_it(text):
 def test_what_cannot_be_removed_is_refused(s, text):
     few = audit(s, text, byte_tokens, 16, tokens=64, units=("L0.E1",), n_sets=0)
     for more, says in ((dict(share=.05), "nearest valid: 0.125"), (dict(share=.9), "2 experts of each token"),
-                       (dict(effects=few), "rows of `audit` for every expert")):
+                       (dict(effects=few), "rows of `audit` for every expert"),
+                       (dict(draws=0), "one random set or more; got 0; nearest valid: 1")):
         with pytest.raises(ValueError, match=says): removal(s, text, byte_tokens, context=16, **more)
     with pytest.raises(ValueError, match="dense"):
         removal(open_model(tiny_model("llama", vocab_size=256)), text, byte_tokens, context=16)

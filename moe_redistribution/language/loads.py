@@ -277,7 +277,8 @@ def watch_balance(
     """Watches how evenly a model's routers load their experts while somebody else's loop trains it.
 
     A step is what the loop says: passes whose gradients are accumulated count together. Each process counts its own share of
-    a batch. Evaluation does not count. ValueError for a dense model, and for one that cannot be opened."""
+    a batch. Evaluation does not count. Watch before `torch.compile`: what is compiled already tells nothing.
+    ValueError for a dense model, and for one that cannot be opened."""
     if isinstance(model, LanguageModel): return _BalanceWatch(model.model, model.layers)
     inner = base_of(getattr(model, "module", model))
     return _BalanceWatch(inner, layers_of(inner))

@@ -161,6 +161,7 @@ def removal(
     experts, windows = _experts_of(s), windows_asked(s, text, tokenize, context, batch, tokens)
     if not 0 < share < 1 or min(_how_many(E, share) for E in experts.values()) < 1:
         refuse("share", "one expert of each layer or more, and not all", share, 1 / min(experts.values()), "share=.25")
+    if draws < 1: refuse("draws", "one random set or more", draws, 1, "draws=5")
     names, g = [f"L{l}.E{e}" for l, E in experts.items() for e in range(E)], torch.Generator().manual_seed(0)
     effect = None if effects is None else _effects_of(s, effects, names)
     every = list(windows())
