@@ -130,6 +130,18 @@ def test_an_opened_model_and_one_within_another_are_watched_and_a_dense_one_is_r
             assert watch.step() == plain
     with pytest.raises(ValueError, match="expected one with routers; got llama, which is dense"): watch_balance(tiny_model("llama"))
 
+@pytest.mark.parametrize("inner", [False, True])
+def test_a_model_that_was_compiled_and_run_is_counted_as_any_other(inner):
+    model, tokens = model_of("olmoe"), batch()
+    counts = counts_by_logits(model, tokens)
+    train_pass(compiled := torch.compile(model, backend="eager"), tokens)
+    with watch_balance(model if inner else compiled) as watch:
+        for _ in range(2):
+            train_pass(compiled, tokens)
+            assert watch.step() == expected(counts)
+        with torch.no_grad(): compiled(input_ids=tokens)
+        assert watch.step() == {}
+
 def test_a_trainer_logs_the_numbers_of_its_steps(tmp_path):
     transformers = pytest.importorskip("transformers")
     pytest.importorskip("accelerate")

@@ -10,7 +10,7 @@ __all__ = ['STRETCHES', 'EDGES', 'MARGINS', 'stretch_of', 'summed_over_text', 'r
 from pathlib import Path
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-import math, time
+import math, sys, time
 
 import pandas as pd
 import torch
@@ -207,6 +207,7 @@ class _BalanceWatch:
                         model.base_model.register_forward_hook(self._end, always_call=True)]
         self.handles += [m.register_forward_pre_hook(partial(self._hear, l), with_kwargs=True)
                          for l, m in self.experts.items()]
+        if "torch._dynamo" in sys.modules: torch._dynamo.reset()              # what is compiled looks for no new hooks
 
     def _begin(self, module, args, kwargs):
         self.counting = module.training and torch.is_grad_enabled()
@@ -272,16 +273,16 @@ def _balance_numbers(counts:dict) -> dict:
     return {f"balance/{n}": x for n, x in found.items()}
 
 def watch_balance(
-    model:torch.nn.Module,  # of transformers, also with adapters, in DistributedDataParallel, or opened by `open_model`
+    model:torch.nn.Module,  # of transformers, also with adapters, compiled, in DistributedDataParallel, or opened
 ) -> _BalanceWatch:  # call its `step()` after each step of the optimizer, or give its `callback()` to a Trainer
     """Watches how evenly a model's routers load their experts while somebody else's loop trains it.
 
     A step is what the loop says: passes whose gradients are accumulated count together. Each process counts its own share of
-    a batch. Evaluation does not count. Watch before `torch.compile`: what is compiled already tells nothing.
+    a batch. Evaluation does not count. What is compiled is compiled once more.
     ValueError for a dense model, and for one that cannot be opened."""
     if isinstance(model, LanguageModel): return _BalanceWatch(model.model, model.layers)
-    inner = base_of(getattr(model, "module", model))
-    return _BalanceWatch(inner, layers_of(inner))
+    for wrapper in ("_orig_mod", "module", "_orig_mod"): model = getattr(model, wrapper, model)
+    return _BalanceWatch(inner := base_of(model), layers_of(inner))
 
 
 # %% ../../nbs/4b_language/08b_loads.ipynb #01adb2f8
