@@ -4821,6 +4821,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '', 'doc_host': '', 'git_url
                                                                                                                                       'moe_redistribution/studies/tuned_routers/study.py'),
                                                                 'moe_redistribution.studies.tuned_routers.study._TunedTrial.put_seen': ( '6_studies/tuned_routers/study.html#_tunedtrial.put_seen',
                                                                                                                                          'moe_redistribution/studies/tuned_routers/study.py'),
+                                                                'moe_redistribution.studies.tuned_routers.study._TunedTrial.put_table': ( '6_studies/tuned_routers/study.html#_tunedtrial.put_table',
+                                                                                                                                          'moe_redistribution/studies/tuned_routers/study.py'),
                                                                 'moe_redistribution.studies.tuned_routers.study._TunedTrial.routes': ( '6_studies/tuned_routers/study.html#_tunedtrial.routes',
                                                                                                                                        'moe_redistribution/studies/tuned_routers/study.py'),
                                                                 'moe_redistribution.studies.tuned_routers.study._TunedTrial.steps': ( '6_studies/tuned_routers/study.html#_tunedtrial.steps',
