@@ -40,7 +40,7 @@ def effects(rows, unit="", stratum="all"):
 SOME = ("mixtral", "olmoe", "deepseek_v3", "gpt_oss", "ernie4_5_moe", "kimi_linear", "deepseek_v4", "gemma4_text")
 
 @pytest.mark.parametrize("family", first(SOME, MIXTURES))
-def test_a_pass_that_begins_at_the_edit_has_the_losses_of_a_whole_one_in_every_family(family):
+def test_a_pass_that_begins_at_the_edit_has_the_losses_of_a_whole_one_in_every_family_or_says_that_it_has_not(family):
     s = open_model(tiny_model(family))
     b = RecordedBatch(s, torch.randint(3, 40, (5, 13), generator=torch.Generator().manual_seed(0)))
     busy = {l: int((b.gates_of(l) != 0).sum((0, 1)).argmax()) for l, x in enumerate(s.layers) if x.experts is not None}
@@ -54,6 +54,9 @@ def test_a_pass_that_begins_at_the_edit_has_the_losses_of_a_whole_one_in_every_f
         assert {p.sums for p in passes} == {"effect", "null"}
         for p in passes:
             whole, same = b.checked_losses(p.edits, p.at, p.touched)
+            if (family, how) == ("inkling_text", "route_around"):
+                assert not same                  # another route weighs its shared experts anew: an audit makes whole passes there
+                continue
             short = b.losses(p.edits, p.at, p.touched)
             assert same and (short - whole).abs().max() <= 1e-5, (how, start_of(s, p.edits))
 
