@@ -233,3 +233,12 @@ def test_the_copy_of_a_page_that_is_being_run_is_no_page(tmp_path):
         source = pages.ROOT / "nbs/6_studies/sparsity_moves/30_setup.ipynb"
         (tmp_path / "nbs" / name).write_bytes(source.read_bytes())
     assert [*pages._stored_pages(tmp_path)] == ["setup.ipynb"]
+
+def test_a_verdict_that_a_page_shows_is_the_ledger_s():
+    """Pages that name no file of the ledger show verdicts, too, and a new record leaves them as they were run."""
+    recorded = pd.read_csv(table_files.ROOT / "results/ledger.csv", index_col="key")["verdict"]
+    words, shown = {*recorded}, {}
+    for path in sorted((table_files.ROOT / "nbs").rglob("*.ipynb")):
+        for word, key in re.findall(r"\[([^\]\[]+)\]\([^)\s]*ledger\.md#([\w.-]+)\)", path.read_text(encoding="utf-8")):
+            if word in words: shown[path.name, key, word] = recorded[key]
+    assert len(shown) > 100 and {where: now for where, now in shown.items() if where[2] != now} == {}
