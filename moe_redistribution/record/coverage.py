@@ -215,7 +215,8 @@ def _numbers_read(printed, root) -> pd.DataFrame:
         reason = "; ".join(filter(None, [r.reason, c and _same_digits(r, c, p)]))
         page = " ".join(dict.fromkeys(said[k] for k in r.claims.split())) or _own_page(r.item)
         printed_as = "; ".join(x for x in (p.variant, p.condition, p.metric, p.note) if isinstance(x, str) and x)
-        own = dict(how=_how(c), printed=printed_as, paper_std=p.value_std, paper_n=p.n_seeds, reason=reason, page=page, files=" ".join(_files(c, root)),
+        own = dict(how=_how(c), printed=printed_as, paper_std=p.value_std, paper_n=p.n_seeds,
+                   reason=reason, page=page, files=" ".join(_files(c, root)),
                    recorded=f"results/paper/{r.item}.csv")
         return r._asdict() | {f: getattr(c, f, "") for f in READ_FROM} | own
     return pd.DataFrame([read(r) for r in _by_line(printed, root).itertuples(index=False)], columns=_PRINTED)

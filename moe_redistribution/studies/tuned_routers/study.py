@@ -48,7 +48,8 @@ _MAPS = r"\.mlp\.gate\.weight$"
 _TUNINGS = {"free": {}, "frozen": dict(frozen=(_MAPS,)), "slow": dict(rates=((_MAPS, .1),)), "unbalanced": dict(balance=0.),
             "kept": dict(table="old"), "dealt": dict(table="chance"), "renamed": dict(table="renamed"),
             "token": dict(table="token")}
-TUNED_ARMS = {"straight": [*_TUNINGS][:6], "switch": [*_TUNINGS][:4], "tables": ["free", "kept", "renamed", "dealt", "token"], "dense": ["free"], "narrow": ["free"]}
+TUNED_ARMS = {"straight": [*_TUNINGS][:6], "switch": [*_TUNINGS][:4],
+              "tables": ["free", "kept", "renamed", "dealt", "token"], "dense": ["free"], "narrow": ["free"]}
 _LAYERS, _BALANCE = 4, .01
 
 class _TunedTrial(RoutedTrial):
