@@ -5,14 +5,16 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from moe_redistribution.evidence.claims import (CLAIM_COLUMNS, STATEMENT_COLUMNS, Claim, Reading, claims,
+from moe_redistribution.evidence.claims import (ASKS, CLAIM_COLUMNS, STATEMENT_COLUMNS, Claim, Reading, claims,
                                                 each_name, stand_in, statements)
+from moe_redistribution.evidence.contrasts import MEASURE
 from moe_redistribution.evidence.printed import study_tables
 from moe_redistribution.evidence.table_files import ROOT
 from moe_redistribution.evidence.registrations import definition_hash, registrations
 from moe_redistribution.evidence import selection
 from moe_redistribution.evidence.verdicts import readings_of
 from moe_redistribution.record import ledger as room
+from moe_redistribution.record.counts import recorded_numbers
 
 FFN, MOE = "add7/ffn-h256-silu", "add7/moe-e4k1-h256-silu"
 TABLES = {"claims": Claim.of(claims()), "statements": Claim.of(statements())}
@@ -103,3 +105,17 @@ def test_a_run_that_other_instruments_have_is_not_called_missing_by_an_item_that
     notes = room.ledger("tab1")["note"]
     assert len(notes) and notes.str.contains("not measured: digits of").all()
     assert not notes.str.replace(r"missing run: block\.[^;]*", "", regex=True).str.contains("missing run").any()
+
+def test_an_audited_number_says_another_measure_where_its_line_reads_something_else_than_the_paper_s_and_only_there():
+    """So none says that it agrees with a print of another quantity, or differs from it.
+
+    Seeds and their stream are draws of one quantity, and several instruments may write it."""
+    lines = {p: {c.key: c for c in TABLES["claims"] if c.protocol == p} for p in ("paper", "audited")}
+    what = [f for f in ASKS if f not in ("instrument", "stream")]
+    numbers = recorded_numbers(protocol="audited").dropna(subset="ours_mean")
+    for r in numbers.itertuples():
+        own, theirs = (lines[p][r.id] for p in ("audited", "paper"))
+        other = [f for f in what if getattr(own, f) != getattr(theirs, f)]
+        assert (r.verdict == MEASURE) == bool(other), (r.id, r.verdict, other)
+        assert all(f"{f} {getattr(own, f)} where" in r.reason for f in other), r.id
+    assert len(numbers) > 200

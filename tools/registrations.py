@@ -36,6 +36,7 @@ from moe_redistribution.evidence.design import check_design
 from moe_redistribution.evidence.planned import planned_files
 from moe_redistribution.evidence.printed import study_lines
 from moe_redistribution.evidence.selection import run_rows
+from moe_redistribution.record.ledger import BY_WORDS
 from moe_redistribution.record.versions import NothingToLookAt, Versions, _never_registered, _seen_otherwise
 from moe_redistribution.tasks.errors import check_all
 from moe_redistribution.training.store import (Store, as_committed, _listed_hashes, _relist, replace_file,
@@ -287,8 +288,14 @@ def asked_by(own, states):
     return "; ".join(parts)
 
 
+def former_words():
+    "Lines of results/changed.csv about words that changed while every definition stayed; no commit can tell their reason."
+    with (ROOT / "results/changed.csv").open(newline="") as f:
+        return [tuple(x.values()) for x in csv.DictReader(f) if x["asked"] == BY_WORDS]
+
+
 def former_verdicts(versions):
-    """key, since, commit, asked, verdict: what ledgers in git said of each claim that was changed after rows were read,
+    """key, since, commit, asked, verdict, reason: what ledgers in git said of each claim that was changed after rows were read,
     under definitions that no longer stand, oldest first."""
     shas = git("log", "--reverse", "--first-parent", "--format=%H", "--", "results/ledger.csv").decode().split()
     states = {}                                                           # key -> [(definitions, commit, verdict)]
@@ -304,8 +311,8 @@ def former_verdicts(versions):
             had = states.setdefault(key, [])
             if had and had[-1][0] == own: had[-1][2].append(verdict.get(key, "none"))
             else: had.append((own, sha, [verdict.get(key, "none")]))
-    return [(key, utc(versions.date(sha)), sha[:8], asked_by(own, [s[0] for s in had]),
-             ", then ".join(dict.fromkeys(words)))
+    return [(key, utc(versions.date(sha)), sha[:8], f"as {asked_by(own, [s[0] for s in had])}",
+             ", then ".join(dict.fromkeys(words)), "")
             for key, had in sorted(states.items()) for own, sha, words in had[:-1]]
 
 
@@ -385,7 +392,7 @@ def main(args):
     write_whole(path, old + new.getvalue().encode())
     if "--from-git" in args:
         csv.writer(former := io.StringIO(), lineterminator="\n").writerows(
-            [("key", "since", "commit", "asked", "verdict"), *former_verdicts(Versions(ROOT))])
+            [("key", "since", "commit", "asked", "verdict", "reason"), *former_verdicts(Versions(ROOT)), *former_words()])
         write_whole(ROOT / "results/changed.csv", former.getvalue().encode())
     print(f"{len(lines)} lines appended to {FILE}, which holds {len(_definitions(ROOT / 'data'))} definitions as they "
           "stand; those with an answer:\n")

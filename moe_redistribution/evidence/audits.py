@@ -11,7 +11,8 @@ import numpy as np
 import pandas as pd
 from ..tasks.errors import choose, refuse
 from .statistics import TINY, holm, interval
-from .verdicts import FLIPS, TIE, Decision, Registered, decide, found_here, judge
+from .verdicts import (FLIPS, HOLDS, NO, OPEN, TIE, YES, Answer, Answers, Decision, Registered,
+                                                  decide, word_of)
 
 # %% ../../nbs/5_evidence/07d_audits.ipynb #79ae2ec3
 def _sign_flip_tests(each, n_resamples:int=None) -> np.ndarray:
@@ -50,9 +51,15 @@ def _decisions(each) -> list:
         i = interval(x)
         known = Registered(f"{FLIPS}, Holm over {len(each)}", float(p), np.nan, len(each))
         says, test, *_ = decide(x, "+", 0, i, known)
-        if np.abs(x).max() < TINY: says, test = "refuted", TIE
+        if np.abs(x).max() < TINY: says, test = NO, TIE
         out.append((Decision(i.mean, i.lo, i.hi, x.std(), len(x), float(p), np.nan, test, says, "", len(each)), i))
     return out
+
+def _word(a, b) -> str:
+    "The verdict on a part from its effect and what goes beyond its null: it holds only where its null is answered."
+    null = YES if b.test == TIE or b.hi < 0 else NO if b.says == YES else OPEN
+    word = word_of(Answers(Answer(a.says), Answer(null), Answer()), a.says)
+    return OPEN if word == HOLDS and null == OPEN else word
 
 def _shares(found) -> dict:
     "(site, edit) → `larger`, the share of the unit among other sets, and `of` how many."
@@ -67,7 +74,7 @@ def audit_table(found:pd.DataFrame) -> pd.DataFrame:
     first, second = (_decisions([x[i] for x in pairs.values()]) for i in (0, 1))
     for (key, (_, _, null, kind)), (a, i), (b, j) in zip(pairs.items(), first, second):
         other = share.get(key, dict(larger=np.nan, of=0))
-        word = found_here(judge(a, b))
+        word = _word(a, b)
         out.append(dict(unit=key[0], edit=key[1], verdict=word, effect=i, p=a.p, null=null, kind=kind, beyond=j,
                         p_beyond=b.p, **other, n=a.n, n_beyond=b.n))
     return pd.DataFrame(out).sort_values("effect", key=lambda c: [-x.mean for x in c], ignore_index=True, kind="stable")
@@ -138,12 +145,12 @@ def removal_table(found:pd.DataFrame) -> pd.DataFrame:
 
 # %% ../../nbs/5_evidence/07d_audits.ipynb #9784ca46
 def audit_map(table:pd.DataFrame, ax=None):
-    "Bars of effects with their intervals, nulls as grey marks; from `audit_table`. Found here: dark."
+    "Bars of effects with their intervals, nulls as grey marks; from `audit_table`. What holds is dark."
     import matplotlib.pyplot as plt
     several, y = table["edit"].nunique() > 1, range(len(table))
     ax = ax or plt.subplots(figsize=(6, 1 + .2 * len(table)), layout="constrained")[1]
     mean, lo, hi = (np.array([getattr(i, n) for i in table["effect"]]) for n in ("mean", "lo", "hi"))
-    colour = ["#4c78a8" if v == "found here" else "#b8c9dc" for v in table["verdict"]]
+    colour = ["#4c78a8" if v == HOLDS else "#b8c9dc" for v in table["verdict"]]
     reach = np.nan_to_num(np.abs([mean - lo, hi - mean]))
     ax.barh(y, mean, color=colour, xerr=reach, error_kw=dict(lw=.8, ecolor="#333333"))
     ax.plot(table["null"], y, "|", color="#777777", ms=8, label="null: as much at random")

@@ -4,15 +4,17 @@
 
 # %% auto #0
 __all__ = ['ASKS', 'CLAIM_COLUMNS', 'STATEMENT_COLUMNS', 'Reading', 'REST', 'AGGREGATES', 'MORE_AGGREGATES', 'READS_NOTHING',
-           'WHAT_N_COUNTS', 'POWER', 'CONFIRMED', 'PROTOCOLS', 'EXPECTS', 'REASONS', 'SAME', 'ASKED_HERE', 'FORCED',
-           'SAID_IN_WORDS', 'seed_list', 'each_name', 'is_condition', 'baselines', 'cells_of', 'null_score', 'stand_in',
-           'Measured', 'by_seed', 'Claim', 'check_claims', 'claims', 'paper_items', 'contrasts_asked', 'statements']
+           'EXTREMES', 'CORRELATIONS', 'WHAT_N_COUNTS', 'POWER', 'CONFIRMED', 'PROTOCOLS', 'EXPECTS', 'REASONS', 'SAME',
+           'ASKED_HERE', 'FORCED', 'SAID_IN_WORDS', 'seed_list', 'each_name', 'is_condition', 'arm_name', 'own_names',
+           'baselines', 'cells_of', 'null_score', 'stand_in', 'Measured', 'by_seed', 'Claim', 'check_claims', 'claims',
+           'paper_items', 'contrasts_asked', 'statements']
 
 # %% ../../nbs/5_evidence/02b_claims.ipynb #0d7530cd
 from collections.abc import Callable, Sequence
 from collections import namedtuple
 from functools import lru_cache, partial
 from itertools import product
+import re
 from pathlib import Path
 
 import numpy as np
@@ -22,6 +24,7 @@ from ..tasks.task import get_task, nulls
 from ..training.loop import TASK_RULES
 from ..training.orders import expected_seconds, expected_steps
 from .printed import checked_table, DATA, margins, paper_values, SCALE, study_tables
+from .statistics import Interval, extreme_interval, interval
 from ..training.store import of_clone
 
 # %% ../../nbs/5_evidence/02b_claims.ipynb #1ab1787b
@@ -45,6 +48,15 @@ def each_name(names:str) -> list:
 def is_condition(name:str) -> bool:
     "Is this the name of a condition, and not of an arm of a study, such as `granularity.night/grid/8e4a`?"
     return name.partition("/")[0] in TASK_RULES
+
+def arm_name(name:str) -> str:
+    "What an arm is called within its study, whichever preset, and so text or seeds, trained it; a condition as it is."
+    study, _, arm = name.partition("/")
+    return arm if "." in study else name
+
+def own_names(text:str) -> str:
+    "A text in which conditions that a study trained, such as the block's, have their own names."
+    return re.sub(r"\w+\.\w+/(?=(\w+)/)", lambda m: "" if m[1] in TASK_RULES else m[0], text)
 
 # %% ../../nbs/5_evidence/02b_claims.ipynb #0f5fd034
 @lru_cache(maxsize=None)
@@ -181,6 +193,9 @@ AGGREGATES = {"mean": "mean over seeds, of the cells' mean in each seed",
 # of sentences only
 MORE_AGGREGATES = {"gaps": "(condition - first) - (second - third)", "quotes": "the quoted numbers, by their claims"}
 READS_NOTHING = ("none", "null", "quotes")
+EXTREMES = {"lowest": "least", "highest": "greatest"}
+# metrics that are a correlation in each model, so that their intervals end at 1
+CORRELATIONS = ("token_depth", "ans_depth", "aps_distance", "aarv_follows", "order")
 
 # %% ../../nbs/5_evidence/02b_claims.ipynb #3c07a8ca
 def _ratio(x, y):
@@ -244,6 +259,17 @@ class Claim(_Line):
         "What quantity it is, whichever seeds measure it."
         return self.reading._replace(seeds=""), self.versus, self.aggregate
     @property
+    def asks(self) -> tuple:
+        "Its question, whichever seeds and whoever's rows answer it."
+        rows = self.reading._replace(instrument="", stream="", seeds="", condition=own_names(self.condition))
+        return rows, own_names(self.versus), self.aggregate
+    @property
+    def arms(self) -> tuple:
+        "The models on each side: another text or another site is no other arm, and a constant or a null is none."
+        models = [w.partition("condition=")[2].partition("&")[0].replace(",", " ") if "=" in w else w
+                  for w in self.versus.split()]
+        return tuple(frozenset(map(arm_name, each_name(side))) for side in (self.condition, " ".join(models)))
+    @property
     def question(self) -> tuple:
         "What it compares: the conditions on each side, in any order, where they are read, and in which seeds."
         sides = (frozenset(each_name(n)) for n in (self.condition, self.versus))
@@ -260,12 +286,26 @@ class Claim(_Line):
             cells, more = (r, []) if isinstance(r, float) else rows.read(r)
             read.append(cells if isinstance(r, float) else _fractions(self, cells))
             notes += more
+        if self.scale == "log10": read[0] = np.log10(read[0].astype(float))
         return read[0], read[1:], list(dict.fromkeys(notes))
     def values(self, rows:pd.DataFrame|Measured) -> tuple:
         "One value a seed (a Series, nan where a seed failed), and notes on what is missing."
         cells, others, notes = self.sides(rows)
-        if self.scale == "log10": cells = np.log10(cells.astype(float))
         return _together(self.aggregate, cells, others), notes
+    def bounds(self, rows:pd.DataFrame|Measured, x:pd.Series) -> Interval:
+        """The interval of its values `x`. A count and a fact are exact, the bounds of an extreme cell hold for all
+        cells together, those of a correlation end at 1."""
+        if self.aggregate == "sum" or self.stream == "none":
+            t = float(x.sum() if self.aggregate == "sum" else x.mean())
+            return Interval(t, t, t, len(x), "exact")
+        cells, others, _ = self.sides(rows)
+        if self.aggregate in EXTREMES:
+            each = (cells - np.asarray(others[0]) if others else cells).dropna(axis=1, how="all")
+            return extreme_interval([each[c].dropna() for c in each], EXTREMES[self.aggregate])
+        level = [o for o in others if isinstance(o, float)] or [0.] * (not others)
+        if self.metric not in CORRELATIONS or not level: return interval(x)
+        i = interval(x + level[0], "z")
+        return i._replace(**{f: getattr(i, f) - level[0] for f in ("mean", "lo", "hi")})
 
 # %% ../../nbs/5_evidence/02b_claims.ipynb #e748e5e9
 def _fractions(claim, cells):
@@ -344,8 +384,7 @@ def contrasts_asked() -> dict:
 # %% ../../nbs/5_evidence/02b_claims.ipynb #1fb8d808
 POWER, CONFIRMED = "power", "confirmed"
 PROTOCOLS = {"paper": "as the authors did it", "audited": "as it should be asked",
-             "uncopied": "the audited one, copies ruled out", "text": "as the authors did it, on another text",
-             "size": "that on the other text, at another size",
+             "uncopied": "the audited one, copies ruled out",
              CONFIRMED: "as the authors did it, on seeds that nobody had seen",
              f"{CONFIRMED}_audited": "as it should be asked, on these", f"{CONFIRMED}_uncopied": "copies ruled out, on these",
              POWER: "two arms between which a difference has to show, if there is one to be had"}

@@ -16,13 +16,13 @@ from ..tasks.errors import choose, refuse
 from ..tasks.task import nulls
 from ..models.condition import condition
 from ..evidence.contrasts import NO_LINE, OTHER
-from ..evidence.claims import (AGGREGATES, CONFIRMED, POWER, READS_NOTHING, REST, Claim, claims, is_condition,
+from ..evidence.claims import (AGGREGATES, POWER, READS_NOTHING, REST, Claim, claims, is_condition,
                                                 seed_list, stand_in, statements)
 from ..evidence.selection import computed_kinds
 from ..evidence.statistics import TINY
 from ..evidence.printed import paper_values, printed_items
 from ..training.store import of_clone
-from ..evidence.verdicts import TOO_FEW
+from ..evidence.verdicts import FEW, MORE, OPEN, WAITS
 from ..training.orders import expected_seconds, expected_steps
 from ..training.study import known_studies, training_studies
 from ..evidence.table_files import ROOT, Clone, manifest, table_path
@@ -68,12 +68,9 @@ def coverage(root:str|Path=None) -> pd.DataFrame:
 # %% ../../nbs/7_record/02b_coverage.ipynb #0pen0002
 _UNTIL = {"final": "full", "best": "selected", "learned": "selected"}
 def _decides(own, line):
-    "The readings of a claim that are open or pending, and on which its verdict waits."
-    block = [s for s in own if s.protocol.startswith(CONFIRMED) and not s.protocol.endswith("uncopied")]
-    waits = any(line[f"{s.protocol}_says"] in ("", "pending") for s in block)
-    read = block if block else [s for s in own if s.protocol in ("paper", "audited", POWER, "text", "size")]
-    wanted = ("", "pending") if waits else ("open", "", "pending")
-    return [s for s in read if line[f"{s.protocol}_says"] in wanted and s.aggregate not in READS_NOTHING]
+    "The readings of an open claim on which its verdict waits: what was to be seen, and whether there was anything to win."
+    return [s for s in own if s.protocol in (line["seen_by"], POWER) and s.aggregate not in READS_NOTHING
+            and line[f"{s.protocol}_says"] in (OPEN, MORE, WAITS)]
 
 def _trained(name, rule):
     "Who trains a condition: (command with its study and preset, arm or name, CPU seconds a seed on one core)."
@@ -91,7 +88,7 @@ def _trained(name, rule):
 def _seeds(s, line, n):
     "Seeds that a reading still asks for: those that were fixed, or as many new ones as its claim needs."
     asked, have = seed_list(s.seeds), int(line[f"{s.protocol}_n"])
-    if line[f"{s.protocol}_says"] != "open": return tuple(asked), max(len(asked) if s.rule != "learned" else int(s.n), 1) - have
+    if line[f"{s.protocol}_says"] == WAITS: return tuple(asked), max(len(asked) if s.rule != "learned" else int(s.n), 1) - have
     more = 0 if n != n else int(n) - have
     return tuple(range(max(asked) + 1, max(asked) + 1 + more)), more
 
@@ -110,7 +107,7 @@ def what_is_open(root:str|Path=None) -> pd.DataFrame:
     table, found = recorded_ledger(root).set_index("key"), {}
     for key, pair in statements().query("key in @table.index").groupby("key", sort=False):  # some wait to be recorded
         line = table.loc[key]
-        if line["verdict"] not in ("pending", "inconclusive", TOO_FEW): continue
+        if line["verdict"] != OPEN or line["why"] not in (FEW, WAITS): continue
         todo = {}
         for s in _decides(Claim.of(pair), line):
             seeds, n = _seeds(s, line, line["n_decides"])

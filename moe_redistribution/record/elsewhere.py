@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pandas as pd
 from ..evidence.table_files import Clone
+from ..evidence.verdicts import OPEN, WAITS
 from ..report.recorded_claims import recorded_ledger
 from ..tasks.errors import choose
 
@@ -23,7 +24,7 @@ def _our_reading(c):
 
 def _our_sign(c):
     "`+`, `-` or `0` of that reading; `?` where it decides nothing."
-    if not (k := _our_reading(c)) or getattr(c, f"{k}_says") == "open": return "?"
+    if not (k := _our_reading(c)) or getattr(c, f"{k}_says") in (OPEN, WAITS): return "?"
     lo, hi = getattr(c, f"{k}_lo"), getattr(c, f"{k}_hi")
     if max(abs(lo), abs(hi)) < c.margin: return "0"
     return "+" if lo > 0 else "-" if hi < 0 else "?"

@@ -29,7 +29,7 @@ from ..evidence.registrations import registered_on
 from ..evidence.selection import recorded_runs
 from ..evidence.table_files import Clone
 from ..report.overviews import paper_of
-from ..report.recorded_claims import numbers, recorded_ledger
+from ..report.recorded_claims import ANSWERS, answer_text, numbers, recorded_ledger, verdict_text
 
 # %% ../../nbs/7_record/02a_machines.ipynb #fe03cd98
 def _cited(root:str|Path=None) -> dict:
@@ -353,7 +353,7 @@ def _logbook() -> dict:
     for i, (section, own) in enumerate(book.groupby("section", sort=False), 1):
         name = "Our own questions" if section == "000" else f"Claim {i}: what {section} says"
         each = ((r, dates[r.key].min()) for r in own.itertuples())
-        pages[name] = [_cell(_slug(r.key), f"{r.key}: {r.verdict}", _told(r), date) for r, date in each]
+        pages[name] = [_cell(_slug(r.key), f"{r.key}: {verdict_text(r)}", _told(r), date) for r, date in each]
     end = f"{counts}. Every claim with its readings: results/ledger.md; again: reproduce.sh."
     pages["Conclusion"] = [_cell("conclusion", "Conclusion", end, last)]
     index = f"# {title}\n\n## Pages\n\n| Page |\n| --- |\n" + "".join(f"| [{p}](#/{_slug(p)}) |\n" for p in pages)
@@ -367,8 +367,8 @@ def _told(r) -> str:
     def reading(k):
         mean, lo, hi, n, says = (getattr(r, f"{k}_{x}") for x in ("mean", "lo", "hi", "n", "says"))
         return f"- {PROTOCOLS[k]}: {mean:.3g} [{lo:.3g}, {hi:.3g}], {n} runs: {says}"
-    said = [reading(k) for k in PROTOCOLS if getattr(r, f"{k}_n") > 0]
-    return "\n".join([r.statement, "", *said, "", f"**{r.verdict}**"])
+    said = [*(f"- {a}: {answer_text(r, a)}" for a in ANSWERS), *(reading(k) for k in PROTOCOLS if getattr(r, f"{k}_n") > 0)]
+    return "\n".join([r.statement, "", *said, "", f"**{verdict_text(r)}**"])
 
 # %% ../../nbs/7_record/02a_machines.ipynb #7201fcf1
 def _descriptions(root:str|Path=None) -> dict:

@@ -12,6 +12,7 @@ from ..evidence.contrasts import POWERS
 from ..evidence.claims import FORCED, PROTOCOLS, seed_list, statements
 from ..evidence.registrations import seeds_seen
 from ..evidence.statistics import delta
+from ..evidence.verdicts import NO, YES
 from .versions import BEFORE_ROWS
 from .counts import recorded_claims
 
@@ -22,8 +23,8 @@ def _outcome_of(expects:str, says:str, mean:float, lo:float, hi:float, p_same:fl
     """What came out of a decided reading: a word of `OUTCOMES`, or `not above` and `not below` where no more was shown.
     Empty for one that is not decided, or in its direction only, as less than what counts does not come true. `p_same`:
     that of equivalence within the margin."""
-    if says == "holds": return OUTCOMES[expects[0]]
-    if says != "refuted": return ""
+    if says == YES: return OUTCOMES[expects[0]]
+    if says != NO: return ""
     if expects[0] == "0": return "above" if mean > 0 else "below"
     if lo > 0 and expects[0] == "-" or hi < 0 and expects[0] == "+": return "above" if lo > 0 else "below"
     return "same" if p_same < .05 else f"not {OUTCOMES[expects[0]]}"

@@ -17,6 +17,7 @@ from ..evidence.claims import PROTOCOLS, Claim, Measured, contrasts_asked, state
 from ..evidence.printed import paper_values
 from ..evidence.selection import RowsBehind
 from ..instruments.rows import write_frame
+from ..report.recorded_claims import deciding
 from ..tasks.errors import choose
 from .elsewhere import elsewhere_link
 
@@ -103,8 +104,7 @@ def _spellings(v, digits):
 
 def deciding_readings(c) -> list:
     "The readings of a claim that have rows, that which its verdict hangs on first."
-    order = ["paper", "uncopied", "audited"] if c.verdict.startswith("not ") else ["uncopied", "audited", "paper"]
-    return [k for k in (*order, *(k for k in PROTOCOLS if k not in order)) if getattr(c, f"{k}_n") > 0]
+    return [k for k in dict.fromkeys((deciding(c).reading, *PROTOCOLS)) if k in PROTOCOLS and getattr(c, f"{k}_n") > 0]
 
 def _printed(c):
     "A pattern for the reading that decided, as pages print it: mean and interval, in shares or in points."

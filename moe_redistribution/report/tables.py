@@ -167,7 +167,7 @@ def compared_table(compared:pd.DataFrame, caption:str="", names:Sequence[str]=No
 
 # %% ../../nbs/5b_report/02_tables.ipynb #2930496b
 MARKS = {"agrees": "✓", "differs": "✗", "inconclusive": "?", "not attempted": "…", "corrected": "!",
-         "another checkpoint": "↷"}
+         "another checkpoint": "↷", "another measure": "∥"}
 LEGEND = " · ".join(f"{m} {w}" for w, m in MARKS.items())
 
 def laid_out(compared:pd.DataFrame, row, column, caption:str="", lists:str="model") -> Shown:
