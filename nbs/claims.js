@@ -21,14 +21,13 @@
   };
   form.addEventListener("input", show);
   form.addEventListener("submit", e => e.preventDefault());
-  const number = t => parseFloat(t.replace(/[,+]/g, "").replace("−", "-"));
   [...table.tHead.rows[0].cells].forEach((th, i) => {
     th.innerHTML = `<button type="button">${th.textContent}</button>`;
     th.firstChild.addEventListener("click", () => {
       const way = th.getAttribute("aria-sort") === "ascending" ? -1 : 1;
       for (const other of table.tHead.rows[0].cells) other.removeAttribute("aria-sort");
       th.setAttribute("aria-sort", way > 0 ? "ascending" : "descending");
-      const text = r => r.cells[i].textContent, key = r => (i === 3 ? (number(text(r)) || 0) : text(r));
+      const key = r => r.cells[i].textContent;
       const less = (a, b) => (i === 0 ? order.get(a) - order.get(b) : key(a) < key(b) ? -1 : key(a) > key(b) ? 1 : 0);
       body.append(...rows.sort((a, b) => way * less(a, b) || order.get(a) - order.get(b)));
     });

@@ -113,7 +113,7 @@ def test_equal_experts_can_be_swapped_and_a_silent_one_closed_without_effect(tex
     assert effects(swapped).abs().max() < 1e-6 and len(effects(swapped)) == 3
     closed = audit(s, text, byte_tokens, 16, units=("L0.E1", "L1.E3"))
     word = audit_table(closed).set_index("unit")["verdict"]
-    assert word["L1.E3"] == "not found here" and effects(closed)["L1.E3", "zero"] == 0
+    assert word["L1.E3"] == "fails" and effects(closed)["L1.E3", "zero"] == 0
     assert abs(effects(closed)["L0.E1", "zero"]) > 1e-3
 
 def carrier(E=8):
@@ -142,13 +142,13 @@ def test_the_expert_that_carries_a_class_of_tokens_is_found_and_others_are_not(t
     s = open_model(carrier())
     found = audit(s, path, byte_tokens, 24, every=1)
     table = audit_table(found).set_index("unit")
-    assert table.index[0] == "L0.E0" and table.loc["L0.E0", "verdict"] == "found here"
-    assert (table["verdict"].drop("L0.E0") != "found here").all()
+    assert table.index[0] == "L0.E0" and table.loc["L0.E0", "verdict"] == "holds"
+    assert (table["verdict"].drop("L0.E0") != "holds").all()
     assert table.loc["L0.E0", "larger"] == 1 / 8 and table.loc["L0.E0", "of"] == 7
     reap = saliency_table(found).set_index("saliency")["correlation"]
     load = found.query("metric == 'saliency' and unit == 'load'").set_index("site")["value"]
     assert reap["reap"] > reap["load"] and load["L0.E0"] < load.max()           # it is not the busiest
-    assert "found here" in shown_audit(table.reset_index()) and audit_map(table.reset_index()).get_xlabel()
+    assert "holds" in shown_audit(table.reset_index()) and audit_map(table.reset_index()).get_xlabel()
 
 def blind(seed, E=8):
     """A one-layer Mixtral of equal experts in which a route says nothing, and every routed term helps as much: it says
@@ -187,7 +187,7 @@ def test_of_experts_that_chance_made_no_more_than_five_in_a_hundred_look_like_mo
     ps = np.concatenate([p for p, _ in every])
     assert len(ps) == 8 * models and np.mean(ps < .05) <= most, np.mean(ps < .05)
     assert np.mean(ps < .5) > .35                                                    # nor are they all too large
-    assert sum((audit_table(found)["verdict"] == "found here").sum() for _, found in every[:2]) <= 1
+    assert sum((audit_table(found)["verdict"] == "holds").sum() for _, found in every[:2]) <= 1
 
 def test_a_null_of_half_the_load_would_be_seen_by_that_simulation(tmp_path, monkeypatch):
     monkeypatch.setattr("moe_redistribution.language.audit._drawn_pairs",

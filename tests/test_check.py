@@ -263,7 +263,7 @@ def test_the_witness_in_the_citation_is_a_state_that_this_clone_comes_from():
 def test_a_verdict_that_the_rows_do_not_give_is_found_though_the_sums_are_written_again(copied):
     path = copied / "results/ledger.csv"
     was = path.read_text()
-    path.write_text(was.replace("reproduced on new seeds", "not reproduced", 1))
+    path.write_text(was.replace(",holds,", ",fails,", 1))
     write_sums(copied)
     found = _check_clone(copied, ["bytes", "answers"])
     path.write_text(was), write_sums(copied)

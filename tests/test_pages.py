@@ -1,5 +1,6 @@
 """What a page of part 3 stands on: the rows its claims need, the runs nobody has trained, and an answer to every
 printed number."""
+import json
 import re
 from pathlib import Path
 
@@ -8,7 +9,8 @@ import pandas as pd
 import pytest
 
 from moe_redistribution.evidence import contrasts as answers, table_files, selection, printed as paper; from moe_redistribution.report import pages
-from moe_redistribution.evidence.claims import claims
+from moe_redistribution.evidence.claims import PROTOCOLS, claims
+from moe_redistribution.report.recorded_claims import deciding, recorded_ledger
 from moe_redistribution.models.condition import RECIPES, condition
 from moe_redistribution.tasks.data import SEEDS
 from moe_redistribution.studies.sparsity_moves.facts import _fact_rows
@@ -242,3 +244,48 @@ def test_a_verdict_that_a_page_shows_is_the_ledger_s():
         for word, key in re.findall(r"\[([^\]\[]+)\]\([^)\s]*ledger\.md#([\w.-]+)\)", path.read_text(encoding="utf-8")):
             if word in words: shown[path.name, key, word] = recorded[key]
     assert len(shown) > 100 and {where: now for where, now in shown.items() if where[2] != now} == {}
+
+# --- word and number of one reading -----------------------------------------------------------------
+
+INTERVAL = re.compile(r"([+−-]?[\d.,]*\d)[^\[\]\d]{0,22}\[([+−-]?[\d.,]+), ([+−-]?[\d.,]+)\]")
+def plain(text): return text.replace("−", "-").replace("+", "").replace(",", "")
+
+def spelled(i):
+    "An interval as pages write it: in shares or points, of either sign, with any digits."
+    bounds = [(scale * i[0], *sorted((scale * i[1], scale * i[2]))) for scale in (1, 100, -1, -100)]
+    return {tuple(f"{round(v, digits) + 0:.{digits}f}" for v in each) for each in bounds for digits in range(4)}
+
+def other_readings(line, book):
+    """(key, reading) of each claim that a line links to whose interval there is of another reading than the one that
+    decides it, and of that one none."""
+    found = {tuple(map(plain, m.groups())) for m in INTERVAL.finditer(re.sub(r"<[^>]+>", "", line))}
+    for c in (book[k] for k in {*re.findall(r"(?:ledger\.md|claims\.ipynb)#([\w.-]+)", line)} if k in book):
+        d = deciding(c)
+        own = spelled(d.interval) if d.interval.lo < d.interval.hi else set()
+        if not own or found & own: continue
+        for r in PROTOCOLS:
+            if getattr(c, f"{r}_n") > 0 and any(len(re.sub(r"\D", "", "".join(x))) > 3 for x in found & (
+                    spelled([getattr(c, f"{r}_{f}") for f in ("mean", "lo", "hi")]) - own)): yield c.key, r
+
+def test_no_page_sets_the_number_of_another_reading_beside_a_verdict():
+    "Front page and notes had 64 old seeds beside a word of 128 new ones; another reading may stand there, too, but not alone."
+    book, said, found = {c.key: c for c in recorded_ledger().itertuples()}, 0, {}
+    for path in pages.page_paths():
+        for text in told(path):
+            for line in re.split(r"\n|</tr>", text):
+                said += "ledger.md#" in line
+                if hit := [*other_readings(line, book)]: found.setdefault(path.name, []).extend(hit)
+    assert said > 200 and not found, found
+
+def told(path):
+    "Every text that a notebook shows: its Markdown, and outputs that are Markdown or HTML."
+    for c in json.loads(path.read_text(encoding="utf-8"))["cells"]:
+        if c["cell_type"] == "markdown": yield "".join(c["source"])
+        for d in (o.get("data", {}) for o in c.get("outputs", [])):
+            if text := d.get("text/markdown") or d.get("text/html"): yield "".join(text)
+
+def test_a_number_of_another_reading_alone_is_found_and_beside_the_deciding_one_is_not():
+    c = next(c for c in recorded_ledger().itertuples() if c.key == "abs-01")
+    own, other = f"{deciding(c).interval:points}", f"{100 * c.uncopied_mean:.0f} points [{100 * c.uncopied_lo:.0f}, {100 * c.uncopied_hi:.0f}]"
+    line = "A mixture keeps {} more ([holds](../results/ledger.md#abs-01))."
+    assert [[*other_readings(line.format(x), {"abs-01": c})] for x in (other, own, f"{other}; {own}")] == [[("abs-01", "uncopied")], [], []]

@@ -90,7 +90,7 @@ def cells_of(page, start):
 def test_the_state_of_the_work_counts_runs_once_and_calls_nothing_done_that_waits():
     "§4.3, B and F were *complete* with claims pending, and grokking missed 20 runs in one table and 111 in the other."
     ran, book = section_runs(), recorded_claims().query("paper == '000'")
-    pending = book[book["verdict"] == "pending"]["section"].map(section_of).value_counts()
+    pending = book[book["why"] == "waits"]["section"].map(section_of).value_counts()
     for k, r in ran.iterrows():
         row, = cells_of("status.ipynb", re.escape(f"{k}: "))
         left = r["needed"] - r["recorded"] + r["audit_needed"] - r["audit_recorded"]

@@ -290,8 +290,8 @@ def asked_by(own, states):
 
 def former_words():
     "Lines of results/changed.csv about words that changed while every definition stayed; no commit can tell their reason."
-    with (ROOT / "results/changed.csv").open(newline="") as f:
-        return [tuple(x.values()) for x in csv.DictReader(f) if x["asked"] == BY_WORDS]
+    if not (path := ROOT / "results/changed.csv").exists(): return []
+    with path.open(newline="") as f: return [tuple(x.values()) for x in csv.DictReader(f) if x["asked"] == BY_WORDS]
 
 
 def former_verdicts(versions):

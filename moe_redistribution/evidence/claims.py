@@ -5,9 +5,9 @@
 # %% auto #0
 __all__ = ['ASKS', 'CLAIM_COLUMNS', 'STATEMENT_COLUMNS', 'Reading', 'REST', 'AGGREGATES', 'MORE_AGGREGATES', 'READS_NOTHING',
            'EXTREMES', 'CORRELATIONS', 'WHAT_N_COUNTS', 'POWER', 'CONFIRMED', 'PROTOCOLS', 'EXPECTS', 'REASONS', 'SAME',
-           'ASKED_HERE', 'FORCED', 'SAID_IN_WORDS', 'seed_list', 'each_name', 'is_condition', 'arm_name', 'own_names',
-           'baselines', 'cells_of', 'null_score', 'stand_in', 'Measured', 'by_seed', 'Claim', 'check_claims', 'claims',
-           'paper_items', 'contrasts_asked', 'statements']
+           'ASKED_HERE', 'FORCED', 'seed_list', 'each_name', 'is_condition', 'baselines', 'cells_of', 'null_score',
+           'stand_in', 'Measured', 'by_seed', 'Claim', 'check_claims', 'claims', 'paper_items', 'contrasts_asked',
+           'statements']
 
 # %% ../../nbs/5_evidence/02b_claims.ipynb #0d7530cd
 from collections.abc import Callable, Sequence
@@ -16,7 +16,6 @@ from functools import lru_cache, partial
 from itertools import product
 import re
 from pathlib import Path
-
 import numpy as np
 import pandas as pd
 from ..tasks.errors import check_all, choose, refuse
@@ -49,15 +48,6 @@ def is_condition(name:str) -> bool:
     "Is this the name of a condition, and not of an arm of a study, such as `granularity.night/grid/8e4a`?"
     return name.partition("/")[0] in TASK_RULES
 
-def arm_name(name:str) -> str:
-    "What an arm is called within its study, whichever preset, and so text or seeds, trained it; a condition as it is."
-    study, _, arm = name.partition("/")
-    return arm if "." in study else name
-
-def own_names(text:str) -> str:
-    "A text in which conditions that a study trained, such as the block's, have their own names."
-    return re.sub(r"\w+\.\w+/(?=(\w+)/)", lambda m: "" if m[1] in TASK_RULES else m[0], text)
-
 # %% ../../nbs/5_evidence/02b_claims.ipynb #0f5fd034
 @lru_cache(maxsize=None)
 def baselines(task:str="add7") -> dict:
@@ -86,8 +76,7 @@ def _as_versus(reading, word:str):
     return reading._replace(**said)
 
 def stand_in(reading):
-    """The same rows at the task's first rule, for one that reads the epoch of best accuracy: a run may have stopped
-    before it. None for others."""
+    "Of one that reads the best epoch, which a run may not reach: the same at the task's first rule; else None."
     first = TASK_RULES[reading.condition.partition("/")[0]][0] if is_condition(reading.condition) else "best"
     return reading._replace(rule=first) if reading.rule == "best" != first else None
 
@@ -106,7 +95,7 @@ def _cell(rows, r, name, position, unit) -> dict:
         refuse("rows", f"columns {[*want, 'seed', 'value']}", there, "rows in long form", f"add {missing}")
     if "unit" in there: want["unit"] = [unit] if unit else _WHOLE
     at = rows.at(name, want | {"seed": seed_list(r.seeds)})
-    got = dict(zip(rows.of_column("seed")[at].tolist(), rows.of_column("value")[at].tolist()))
+    got = dict(zip(rows.of_column("seed", at), rows.of_column("value", at)))
     if len(got) < len(at):
         refuse(f"{name} ({r.rule}, {r.site} {r.edit})", "one row per seed", len(at), len(got), "leave repeats out")
     return {s: 1 - v for s, v in got.items()} if r.metric.startswith(REST) else got
@@ -135,23 +124,17 @@ class Measured:
     def __init__(self, rows:pd.DataFrame):
         self._made, self._rows, self.columns = {}, rows, list(rows)
         self._places = rows.groupby("condition", sort=False).indices if "condition" in rows else {}
-
     @classmethod
     def of(cls, rows): return rows if isinstance(rows, Measured) else cls(rows)
-
     def own(self, name:str) -> pd.DataFrame: return self._rows.iloc[self._places.get(name, [])]
-
-    def of_column(self, column:str) -> np.ndarray:
-        return self.once(("column", column), lambda: self._rows[column].to_numpy())
-
+    def of_column(self, column:str, at) -> list: return self._rows[column].to_numpy()[at].tolist()
     def once(self, key, make:Callable):
         "What `make()` gives, made the first time that `key` is asked for."
         if key not in self._made: self._made[key] = make()
         return self._made[key]
-
     def runs(self, name:str, stream:str) -> set:
         "Seeds of a condition of which there is any row."
-        return {*self.of_column("seed")[self.at(name, {"stream": [stream]})].tolist()}
+        return {*self.of_column("seed", self.at(name, {"stream": [stream]}))}
     def at(self, name:str, where:dict) -> np.ndarray:
         "Places, among all, of the rows of a condition that have one of the given values in every named column."
         here = self._places.get(name, np.array([], int))
@@ -169,7 +152,6 @@ def _coded(column):
     codes, values = pd.factorize(column.fillna("") if column.name == "unit" else column)
     return codes, {x: i for i, x in enumerate(values)}
 
-# %% ../../nbs/5_evidence/02b_claims.ipynb #6c65f117
 def _look(rows, r) -> tuple:
     "What `Measured.read` gives, worked out."
     cells, notes, seeds = {}, [], seed_list(r.seeds)
@@ -190,12 +172,11 @@ AGGREGATES = {"mean": "mean over seeds, of the cells' mean in each seed",
               "least": "the seed with the least", "most": "the seed with the most",
               "welch_p": "Welch's p between the two", "equivalence": "a registered contrast, by TOST",
               "null": "a predictor that computes nothing", "none": "no number: the note says why"}
-# of sentences only
-MORE_AGGREGATES = {"gaps": "(condition - first) - (second - third)", "quotes": "the quoted numbers, by their claims"}
+MORE_AGGREGATES = {"gaps": "(condition - first) - (second - third)",              # of sentences only
+                   "quotes": "the quoted numbers, by their claims"}
 READS_NOTHING = ("none", "null", "quotes")
 EXTREMES = {"lowest": "least", "highest": "greatest"}
-# metrics that are a correlation in each model, so that their intervals end at 1
-CORRELATIONS = ("token_depth", "ans_depth", "aps_distance", "aarv_follows", "order")
+CORRELATIONS = ("token_depth", "ans_depth", "aps_distance", "aarv_follows", "order")     # intervals end at 1
 
 # %% ../../nbs/5_evidence/02b_claims.ipynb #3c07a8ca
 def _ratio(x, y):
@@ -212,7 +193,7 @@ def by_seed(cells:pd.DataFrame):
 
 def _together(how, cells, others) -> pd.Series:
     "One value a seed, from the cells of a claim and those of its other sides."
-    if how in ("lowest", "highest"):
+    if how in EXTREMES:
         if others: cells = cells - np.asarray(others[0])               # of the differences, cell by cell
         means = cells.mean().dropna()
         return by_seed(cells) if means.empty else cells[means.idxmin() if how == "lowest" else means.idxmax()]
@@ -229,22 +210,18 @@ _Line = namedtuple("_Line", ["key", *dict.fromkeys([*CLAIM_COLUMNS[1:], *STATEME
 class Claim(_Line):
     "One line of `claims` or `statements`: its columns are its attributes, and `key` the first of either table."
     __slots__ = ()
-
     @classmethod
     def of(cls, lines:pd.DataFrame) -> list:
         "The claims in `lines`, some rows of one of the tables."
         lines = lines.rename(columns={"id": "key"})
         known = [c for c in lines if c in cls._fields]
         return [cls(**dict(zip(known, line))) for line in lines[known].itertuples(index=False, name=None)]
-
     @property
     def reading(self) -> Reading: return Reading(*(getattr(self, f) for f in Reading._fields))
-
     @property
     def others(self) -> list:
         "Its other sides, a reading or a constant for each word of `versus`."
         return [_as_versus(self.reading, word) for word in self.versus.split()]
-
     @property
     def readings(self) -> list:
         "All that it reads; nothing for a reason, a null and what stands on quoted numbers."
@@ -260,15 +237,17 @@ class Claim(_Line):
         return self.reading._replace(seeds=""), self.versus, self.aggregate
     @property
     def asks(self) -> tuple:
-        "Its question, whichever seeds and whoever's rows answer it."
-        rows = self.reading._replace(instrument="", stream="", seeds="", condition=own_names(self.condition))
-        return rows, own_names(self.versus), self.aggregate
+        "Its question, whichever seeds and whoever's rows, such as the block's, answer it."
+        own = lambda m: "" if m[1] in TASK_RULES else m[0]
+        names = [re.sub(r"\w+\.\w+/(?=(\w+)/)", own, side) for side in (self.condition, self.versus)]
+        return self._replace(instrument="", stream="", condition=names[0], versus=names[1]).spot
     @property
     def arms(self) -> tuple:
         "The models on each side: another text or another site is no other arm, and a constant or a null is none."
-        models = [w.partition("condition=")[2].partition("&")[0].replace(",", " ") if "=" in w else w
-                  for w in self.versus.split()]
-        return tuple(frozenset(map(arm_name, each_name(side))) for side in (self.condition, " ".join(models)))
+        versus = " ".join(w.partition("condition=")[2].partition("&")[0].replace(",", " ") if "=" in w else w
+                          for w in self.versus.split())
+        sides = (each_name(self.condition), each_name(versus))
+        return tuple(frozenset(re.sub(r"^\w+\.\w+/", "", n) for n in names) for names in sides)
     @property
     def question(self) -> tuple:
         "What it compares: the conditions on each side, in any order, where they are read, and in which seeds."
@@ -284,7 +263,12 @@ class Claim(_Line):
         rows, read, notes = Measured.of(rows), [], []
         for r in (self.reading, *self.others):
             cells, more = (r, []) if isinstance(r, float) else rows.read(r)
-            read.append(cells if isinstance(r, float) else _fractions(self, cells))
+            if self.unit_factor == 100 and not isinstance(r, float):
+                most = (1 - cells if self.metric.startswith(REST) else cells).abs().max(axis=None)
+                if most > 1 + 1e-6:                                           # a share may exceed 1 by rounding
+                    refuse(f"{self.key} ({self.protocol})", "fractions", f"values up to {most:g}",
+                           "value / 100", "divide percent by 100")
+            read.append(cells)
             notes += more
         if self.scale == "log10": read[0] = np.log10(read[0].astype(float))
         return read[0], read[1:], list(dict.fromkeys(notes))
@@ -307,33 +291,27 @@ class Claim(_Line):
         i = interval(x + level[0], "z")
         return i._replace(**{f: getattr(i, f) - level[0] for f in ("mean", "lo", "hi")})
 
-# %% ../../nbs/5_evidence/02b_claims.ipynb #e748e5e9
-def _fractions(claim, cells):
-    "The cells of a claim as they are. ValueError where a percentage stands for a fraction."
-    if claim.unit_factor != 100: return cells
-    most = (1 - cells if claim.metric.startswith(REST) else cells).abs().max(axis=None)
-    if not most > 1 + 1e-6: return cells                                              # a share may exceed 1 by rounding
-    refuse(f"{claim.key} ({claim.protocol})", "fractions", f"values up to {most:g}", "value / 100",
-           "divide percent by 100")
-
 # %% ../../nbs/5_evidence/02b_claims.ipynb #fd58ab87
 WHAT_N_COUNTS = {"seeds": "trainings, a seed each",
                  "models": "models of different sizes, over which a law is said to hold",
                  "tables": "draws of a table, such as which inputs are exceptions", "texts": "texts that a model reads",
                  "none": "nothing: a fact, which needs no run"}
-def _state(paths):
-    "When the files of a table and those that it is checked against were last written."
+@lru_cache(maxsize=8)
+def _checked(check, paths, *changed): return check(paths)           # every comparison asks for the bridge
+
+def _table(check, name, path):
+    "A table as `check` gives it, of every study or one file; read again when it or a printed value changes."
+    paths = tuple([of_clone(Path(path))] if path else study_tables(name))
     printed = [p for v in study_tables("values") for p in (v, v.with_name("SHA256SUMS"))]
-    return [p.stat().st_mtime_ns for p in (*paths, *printed, DATA / "margins.csv", DATA / "SHA256SUMS")]
+    files = *paths, *printed, DATA / "margins.csv", DATA / "SHA256SUMS"
+    return _checked(check, paths, *(p.stat().st_mtime_ns for p in files)).copy()
 
 def _n_seeds(text):
     try: return len(seed_list(text))
     except ValueError: return 0
 
 def _refuse_lines(table:str, names:pd.Series, rules:dict):
-    """Refuses lines of a table of definitions: `Faults` with a message for each rule that some break.
-
-    `rules`: what is expected → (mask of the lines that are otherwise, the fix)."""
+    "`Faults`, a message for each of `rules` that lines break: what is expected → (mask of others, the fix)."
     def rule(expected, bad, fix):
         if bad.any(): refuse(f"{table}.csv", expected, f"other values at {', '.join(names[bad].unique())}", fix=fix)
     check_all(*(partial(rule, expected, *how) for expected, how in rules.items()))
@@ -349,24 +327,18 @@ def check_claims(paths:Sequence) -> pd.DataFrame:
         "no margin but a contrast's, which is 0 or more": (
             df["margin"].notna() & ~own | own & ~(df["margin"] >= 0), "leave it empty; of a contrast, what counts"),
         f"aggregate of {list(AGGREGATES)}": (~df["aggregate"].isin(AGGREGATES), "one of these"),
-        # none: a fact, which needs no run
         "stream authors, paired or none": (~df["stream"].isin(["authors", "paired", "none"]), "one of these"),
         "protocol paper or audited": (~df["protocol"].isin(["paper", "audited"]), "one of these"),
         "seeds such as 1-64 or 42 137, and n their number": (df["seeds"].map(_n_seeds) != df["n"], "count them"),
         f"a contrast's over of {list(WHAT_N_COUNTS)}": (own & ~df["over"].isin(WHAT_N_COUNTS), "say what n counts")})
     return df.assign(margin=df["margin"].where(own, (m := margins(df))["margin"]), scale=m["scale"])
 
-@lru_cache(maxsize=4)
-def _claims(paths, *changed): return check_claims(paths)           # every comparison asks for the bridge
-
-# %% ../../nbs/5_evidence/02b_claims.ipynb #eeebb920
 def claims(path:str|Path=None) -> pd.DataFrame:
-    """The bridge id → our rows, one row per (id, protocol). Raises ValueError where it contradicts `paper_values`.
+    """The bridge id → our rows, one row per (id, protocol). ValueError where it contradicts `paper_values`.
 
-    `unit_factor` × our fraction = the printed number; `n` seeds were fixed beforehand, and so was the `margin` (a
-    fraction) of a contrast; that of a printed number follows from `margins`, and so does its `scale`."""
-    paths = tuple([of_clone(Path(path))] if path else study_tables("claims"))
-    return _claims(paths, *_state(paths)).copy()
+    `unit_factor` × our fraction = the printed number; `n` seeds were fixed beforehand, and so was a contrast's
+    `margin` (a fraction); that of a printed number follows from `margins`, and so does its `scale`."""
+    return _table(check_claims, "claims", path)
 
 def paper_items(bridge:pd.DataFrame=None) -> list:
     "Tables, figures and sections of the paper whose numbers have a line in the bridge."
@@ -378,8 +350,6 @@ def contrasts_asked() -> dict:
     asked = {}
     for c in Claim.of(claims().query("item.str.startswith('contrast')")): asked.setdefault(c.question, []).append(c)
     return asked
-
-
 
 # %% ../../nbs/5_evidence/02b_claims.ipynb #1fb8d808
 POWER, CONFIRMED = "power", "confirmed"
@@ -397,25 +367,23 @@ ASKED_HERE = "Asked here: "                       # opens a question that the pa
 FORCED = "by construction: "                # opens the note of a claim that could not have come out otherwise
 
 # %% ../../nbs/5_evidence/02b_claims.ipynb #90b06a7d
-SAID_IN_WORDS = dict(expects=EXPECTS, aggregate=AGGREGATES | MORE_AGGREGATES, protocol=PROTOCOLS, over=WHAT_N_COUNTS,
-                     stream=("authors", "paired", "none"))
-
 def _check_statements(paths:Sequence, pages:Path=DATA.parent / "nbs") -> pd.DataFrame:
     "The lines of some statements.csv. `Faults` (a message a rule) where they do not fit."
     df = checked_table(paths, STATEMENT_COLUMNS, ["key", "protocol"], ["n", "margin"])
-    ids, pair = set(paper_values()["id"]), df.groupby("key")
+    ids, pair, seeds = set(paper_values()["id"]), df.groupby("key"), df["seeds"].map(_n_seeds)
     there = {p: (pages / p.partition("#")[0]).is_file() for p in df["page"].unique()}
     many = (df["quotes"].str.split().map(len) != 1) & ~df["aggregate"].isin(["none", "quotes"])
+    words = dict(expects=EXPECTS, aggregate=AGGREGATES | MORE_AGGREGATES, protocol=PROTOCOLS,
+                 over=WHAT_N_COUNTS, stream=("authors", "paired", "none"))
     both = df["protocol"].isin(["paper", "audited"]).groupby(df["key"]).transform("sum")
     _refuse_lines("statements", df["key"], {
         "a statement": (df["statement"] == "", "write it"),
-        **{f"{c} of {list(known)}": (~df[c].isin(known), "one of these") for c, known in SAID_IN_WORDS.items()},
+        **{f"{c} of {list(known)}": (~df[c].isin(known), "one of these") for c, known in words.items()},
         "a margin of 0 or more": (~(df["margin"] >= 0), "0 where only a direction is claimed"),
         "a margin above 0 where no difference is expected": (
             (df["expects"] == "0") & (df["margin"] == 0) & (df["aggregate"] != "none"), "what difference counts"),
         "seeds such as 1-64 or 42 137, and n their number, or how many of them have to learn": (
-            (df["seeds"].map(_n_seeds) != df["n"]) & ~((df["rule"] == "learned") & (df["seeds"].map(_n_seeds) > df["n"])),
-            "count them"),
+            (seeds != df["n"]) & ~((df["rule"] == "learned") & (seeds > df["n"])), "count them"),
         "quotes of ids that the papers print": (~df["quotes"].map(lambda q: {*q.split()} <= ids), "ids of values.csv"),
         "one quoted number where the number itself is expected": ((df["expects"] == "number") & many, "quote that one"),
         "a page under nbs/": (~df["page"].map(there), "the notebook that treats it"),
@@ -426,14 +394,7 @@ def _check_statements(paths:Sequence, pages:Path=DATA.parent / "nbs") -> pd.Data
             pair[SAME].transform("nunique").max(axis=1) > 1, "copy those of paper")})
     return df
 
-@lru_cache(maxsize=4)
-def _statements(paths, *changed): return _check_statements(paths)
-
-# %% ../../nbs/5_evidence/02b_claims.ipynb #c2d02cda
 def statements(path:str|Path=None) -> pd.DataFrame:
-    """Every claim of the papers, one row per (key, protocol), in their order.
-
-    ValueError names the rows that do not fit. `margin` (unit of the values) is the smallest difference that counts, 0
-    where the paper claims a direction only."""
-    paths = tuple([of_clone(Path(path))] if path else study_tables("statements"))
-    return _statements(paths, *_state(paths)).copy()
+    """Every claim of the papers, one row per (key, protocol), in order. ValueError names what does not fit.
+    `margin` (unit of the values): the smallest difference that counts, 0 where only a direction is claimed."""
+    return _table(_check_statements, "statements", path)

@@ -15,22 +15,15 @@ import pandas as pd
 from ..tasks.errors import choose
 from ..models.condition import condition
 from .printed import paper_values
-from .claims import (ASKS, Claim, Measured, by_seed, claims, null_score, paper_items,
-                                                stand_in, is_condition)
+from .claims import (ASKS, EXTREMES, Claim, Measured, by_seed, claims, is_condition,
+                                                null_score, paper_items, stand_in)
 from .statistics import (TINY, welch, holm, outcome, paired_contrast, seeds_beside,
                                                     verdict)
 from .selection import learned_rows, rows_of_items
 
 # %% ../../nbs/5_evidence/07_contrasts.ipynb #67064fa6
-# a count or share of seeds or an extreme says nothing while cells are missing
-WHOLE_ONLY = {"sum", "lowest", "highest"}
-# and their spread in sd
+WHOLE_ONLY = {"sum", *EXTREMES}                       # these say nothing while cells are missing
 ORDERED = {"median": (np.median, np.sqrt(np.pi / 2)), "least": (np.min, np.nan), "most": (np.max, np.nan)}
-
-def _ordered(aggregate, x, i):
-    "An order statistic of `x` with the spread and the bounds that `i`, the interval of its mean, gives it."
-    at, wide = ORDERED[aggregate]
-    return (t := float(at(x)), wide * float(x.std()), t - wide * (i.mean - i.lo), t + wide * (i.hi - i.mean), i.n)
 
 def _ours(rows, c, null):
     "Our answer to claim `c`: mean, std (ddof 1), lo, hi, n; and notes."
@@ -46,17 +39,15 @@ def _ours(rows, c, null):
     x = c.values(rows)[0].dropna()
     if x.empty: return nothing, notes
     i = c.bounds(rows, x)
-    if c.aggregate in ORDERED: return _ordered(c.aggregate, x, i), notes
-    if i.method == "exact": return (i.mean, 0.0, i.lo, i.hi, i.n), notes
-    return (i.mean, float(x.std()), i.lo, i.hi, i.n), notes
+    sd = float(x.std())
+    if c.aggregate not in ORDERED: return (i.mean, 0.0 if i.method == "exact" else sd, i.lo, i.hi, i.n), notes
+    at, wide = ORDERED[c.aggregate]                                     # its spread, in sd
+    return (t := float(at(x)), wide * sd, t - wide * (i.mean - i.lo), t + wide * (i.hi - i.mean), i.n), notes
 
 # %% ../../nbs/5_evidence/07_contrasts.ipynb #ac8d625d
 def finest_prints(paper:pd.DataFrame, bridge:pd.DataFrame) -> dict:
-    """id → (print, margin): of all prints of the same number of the same cell the one with a spread, or with most
-    digits.
-
-    `paper`, `bridge`: as `paper_values` and one protocol of `claims` give them. Two prints are the same number where
-    the coarser one is the finer one rounded."""
+    """id → (print, margin): of all prints of the same number of a cell the one with a spread, or most digits.
+    Two are the same where the coarser is the finer one rounded. `bridge`: one protocol of `claims`."""
     known = paper[paper["id"].isin(bridge["id"])]
     printed, out, cells = {p.id: p for p in known.itertuples(index=False)}, {}, {}
     for c in Claim.of(bridge):
@@ -85,9 +76,8 @@ def compare(rows:pd.DataFrame|Measured, item:str, protocol:str="paper", rule:str
     near = bridge[bridge["condition"].isin(bridge.loc[bridge["item"] == item, "condition"])]  # a cell has one condition
     own = bridge[bridge["id"].isin(paper.loc[paper["item"] == item, "id"])]
     mine, fine = {c.key: c.at(rule, seeds, stream) for c in Claim.of(own)}, finest_prints(paper, near)
-    theirs = claims().query("protocol == 'paper' and id in @mine") if protocol == "audited" else bridge[:0]
-    theirs = {c.key: c for c in Claim.of(theirs)}
-    rows = Measured.of(rows)
+    theirs = Claim.of(claims().query("protocol == 'paper' and id in @mine")) if protocol == "audited" else ()
+    rows, theirs = Measured.of(rows), {c.key: c for c in theirs}
     printed = paper[(paper["item"] == item) & ((protocol == "paper") | paper["id"].isin(mine))].sort_values("id")
     lines = [number_row(rows, p, mine.get(p.id), protocol, fine.get(p.id), theirs.get(p.id))
              for p in printed.itertuples(index=False)]
@@ -96,8 +86,7 @@ def compare(rows:pd.DataFrame|Measured, item:str, protocol:str="paper", rule:str
 # %% ../../nbs/5_evidence/07_contrasts.ipynb #0d44d8cb
 OTHER = "another checkpoint"
 def _read_at(rows, c, null):
-    """`_ours`, or where the paper reads the best epoch and ours stopped before it, ours at the task's first rule, with
-    a note."""
+    "`_ours`; at the task's first rule where the paper reads the best epoch and ours stopped before."
     (ours, notes), other = _ours(rows, c, null), stand_in(c)
     short = any(n.startswith(("missing run", "not measured")) for n in notes)
     if other is None or not short: return ours, notes, ""
@@ -107,16 +96,7 @@ def _read_at(rows, c, null):
 
 POWERS = "powers of ten: a geometric mean, its spread and margin on the log10 scale"
 NO_LINE = "no row in a claims.csv"
-_OURS = "ours_mean ours_std ours_lo ours_hi ours_n".split()
-def _said(v, p):
-    "The reason of a verdict, in words for a bar that was read off a picture."
-    digits, bar = "the printed digits themselves", "the bar as it was read off"
-    return v.reason.replace(digits, bar) if "read-off" in p.note else v.reason
 
-def _shown(ours, log):
-    "Our mean, spread, bounds and n as a table shows them: powers of ten are raised again, but for their spread."
-    mean, sd, lo, hi, n = ours
-    return (10**mean, sd, 10**lo, 10**hi, n) if log else ours
 
 # %% ../../nbs/5_evidence/07_contrasts.ipynb #5ea50002
 MEASURE = "another measure"
@@ -137,40 +117,35 @@ def number_row(rows:pd.DataFrame|Measured, p, c:Claim, protocol:str="paper", fin
     if c is None: return line | dict(verdict="not attempted", reason=NO_LINE)
     null = null_score(c, c.null) if c.null else np.nan
     (p, margin), own = fine or (p, c.margin), p
-    ours, notes, word = _read_at(rows, c, null)
+    (mean, sd, lo, hi, n), notes, word = _read_at(rows, c, null)
     log = c.scale == "log10"
     if log: p = p._replace(value=np.log10(max(p.value, p.digit / 2)), value_std=np.nan)     # a printed 0 was rounded
-    v, n = _judged(ours, p, c, margin, protocol)
-    line |= dict(zip(_OURS, _shown(ours, log)))
-    said = _said(v, p)
-    early = c.stream == "authors" and ours[4] and any(x.startswith("missing run") for x in notes)
-    # two of five decide nothing
+    routed = any(not is_condition(m) or condition(m).routed for m in c.names)   # rounding sends these elsewhere
+    digit = p.digit if protocol == "paper" and c.stream == "authors" and not routed else 0.0
+    of = c.n if np.isnan(p.n_seeds) and c.aggregate != "null" else p.n_seeds  # a sentence has the table's seeds
+    v = verdict(mean, sd, n, p.value, p.value_std, of, margin, c.corrected, digit)
+    early = c.stream == "authors" and n and any(x.startswith("missing run") for x in notes)
     word = word or ("inconclusive" if early and v.verdict in ("agrees", "differs") else v.verdict)
     unlike = _read_otherwise(c, theirs) if theirs and word not in ("not attempted", "corrected", OTHER) else ""
     word = MEASURE if unlike else word
-    interim, finer = (f"interim: {ours[4]} of the {int(c.n)} seeds" * bool(early),
-                      f"compared with the finer print at {p.id}" * (p.id != own.id))
-    needed = (seeds_beside(*ours[:2], p.value, p.value_std, n, margin) if word == "inconclusive" and ours[4] > 1
-              else np.nan)
-    reasons = [interim, unlike, said, POWERS * bool(log and ours[4]), finer, *notes, c.note]
-    return line | dict(condition=f"{c.condition} vs {c.versus}" if c.versus else c.condition, baseline=null,
-                       n_decides=needed, verdict=word, reason="; ".join(filter(None, reasons)))
-
-def _judged(ours, p, c, margin, protocol):
-    "The `verdict` on our answer to claim `c` beside the print `p`, and the seeds behind `p`."
-    # rounding sends these down other paths
-    routed = any(not is_condition(n) or condition(n).routed for n in c.names)
-    digit = p.digit if protocol == "paper" and c.stream == "authors" and not routed else 0.0
-    n = p.n_seeds if p.n_seeds == p.n_seeds or c.aggregate == "null" else c.n      # a sentence has the table's seeds
-    return verdict(*ours[:2], ours[4], p.value, p.value_std, n, margin, c.corrected, digit), n
+    needed = np.nan
+    if word == "inconclusive" and n > 1: needed = seeds_beside(mean, sd, p.value, p.value_std, of, margin)
+    said, bar = v.reason, "the bar as it was read off"
+    if "read-off" in p.note: said = said.replace("the printed digits themselves", bar)
+    reasons = [f"interim: {n} of the {int(c.n)} seeds" * bool(early), unlike, said, POWERS * bool(log and n),
+               f"compared with the finer print at {p.id}" * (p.id != own.id), *notes, c.note]
+    if log: mean, lo, hi = 10**mean, 10**lo, 10**hi
+    return line | dict(
+        condition=f"{c.condition} vs {c.versus}" if c.versus else c.condition, ours_mean=mean, ours_std=sd,
+        ours_lo=lo, ours_hi=hi, ours_n=n, baseline=null, n_decides=needed, verdict=word,
+        reason="; ".join(filter(None, reasons)))
 
 # %% ../../nbs/5_evidence/07_contrasts.ipynb #4d6a3479
 CONTRAST_COLUMNS = """id a b asks edit rule n n_fixed mean_a mean_b difference lo hi p p_holm effect p_equivalence
                       p_equivalence_holm p_t margin outcome reason""".split()
 BOTH = "equivalent and different"          # smaller than the margin, and not zero
 def answered(rows:pd.DataFrame|Measured, asked:Sequence[Claim]) -> pd.DataFrame:
-    """Contrasts a - b, each a `Claim`, as one family, paired by seed: CONTRAST_COLUMNS. `n` seeds so far of `n_fixed`;
-    lo and hi bound the difference."""
+    "Contrasts a - b, each a `Claim`, as one family, paired by seed: CONTRAST_COLUMNS, as `contrasts` has them."
     rows = Measured.of(rows)
     out = pd.DataFrame([_contrast(rows, c) for c in asked], columns=CONTRAST_COLUMNS)
     out["p_holm"] = pd.Series(holm(out["p"].fillna(1))).where(out["n"] > 0)
@@ -187,16 +162,13 @@ def contrasts(
     seeds:Sequence[int]=None,  # which count; each claim's own if none are given
     item:str="contrast",  # the family of claims
 ) -> pd.DataFrame:  # CONTRAST_COLUMNS, a row a contrast: `n` seeds so far of `n_fixed`; lo and hi bound the difference
-    """Decides every contrast a - b of no-FFN accuracy registered as one family under one edit, paired by seed.
-
-    ValueError for another family or edit."""
+    "Decides all contrasts a - b registered as one family under one edit, by seed. ValueError for others."
     bridge = claims()
     families = [i for i in bridge["item"].unique() if i.startswith("contrast")]
     registered = bridge[bridge["item"] == choose("family", item, families)]
     registered = registered[registered["edit"] == choose("edit", edit, sorted(registered["edit"].unique()))]
     return answered(rows, [c.at(rule, seeds) for c in Claim.of(registered)])
 
-# %% ../../nbs/5_evidence/07_contrasts.ipynb #0c5fb3d8
 def _contrast(rows, c):
     "One row of `contrasts`, all but the adjusted p and `outcome`; several other sides count as one."
     cells, others, notes = c.sides(rows)
@@ -205,8 +177,7 @@ def _contrast(rows, c):
     if 0 < len(a) < c.n: notes.insert(0, f"interim: {len(a)} of the {int(c.n)} seeds fixed beforehand")
     line = dict(id=c.key, a=c.condition, b=c.versus, asks=c.aggregate, edit=c.edit, rule=c.rule, n=len(a),
                 n_fixed=int(c.n), margin=c.margin, reason="; ".join(notes))
-    if not len(a): return line | dict(p=np.nan)
-    return line | paired_contrast(a, b, c.margin)
+    return line | (paired_contrast(a, b, c.margin) if len(a) else dict(p=np.nan))
 
 # %% ../../nbs/5_evidence/07_contrasts.ipynb #8a1394c9
 def contrast(rows:pd.DataFrame|Measured, a:str, b:str, edit:str="mean", rule:str=None, seeds:Sequence[int]=None):
@@ -230,11 +201,11 @@ def contrast_table(root:str|Path=None) -> pd.DataFrame:
 
 def survivors(table:pd.DataFrame) -> pd.DataFrame:
     "Of a `contrast_table`: contrasts with all their seeds that are different, and equivalent, by either correction."
-    whole = table[table["n"] == table["n_fixed"]].astype({"p_t_all": float, "p_equivalence_all": float})
-    said = {"different": ("different", "p_t_all"), "equivalent": ("equivalent", "p_equivalence_all")}
-    family = {k: whole["outcome"].str.contains(word) for k, (word, _) in said.items()}
-    return pd.DataFrame({"Holm within its family": {k: int(v.sum()) for k, v in family.items()}, "over all of them, "
-                         "too": {k: int((v & (whole[said[k][1]] < .05)).sum()) for k, v in family.items()}})
+    by = {"different": "p_t_all", "equivalent": "p_equivalence_all"}
+    whole = table[table["n"] == table["n_fixed"]].astype(dict.fromkeys(by.values(), float))
+    own = {k: whole["outcome"].str.contains(k) for k in by}
+    return pd.DataFrame({"Holm within its family": {k: int(own[k].sum()) for k in by},
+                         "over all of them, too": {k: int((own[k] & (whole[by[k]] < .05)).sum()) for k in by}})
 
 # %% ../../nbs/5_evidence/07_contrasts.ipynb #d8346418
 def comparison(rows:pd.DataFrame|Measured, item:str, root:str|Path=None) -> pd.DataFrame:

@@ -6,17 +6,15 @@
 __all__ = ['YES', 'NO', 'MORE', 'OPEN', 'WAITS', 'NONE', 'Decision', 'NOTHING', 'FEW', 'TIE', 'Registered', 'FLIPS', 'CONSTANT',
            'Answer', 'Answers', 'NUMBERS', 'HOLDS', 'FAILS', 'FORCED_HERE', 'UNTESTABLE', 'AS_MUCH', 'NOT_WHEN',
            'VERDICTS', 'NOTHING_TO_WIN', 'NO_RUN', 'MANY', 'Judged', 'decide', 'first_learners', 'decision', 'kind_of',
-           'how_read', 'model_beside', 'as_much', 'in_force', 'answers', 'word_of', 'seeds_to_decide', 'why_no_run',
-           'judge', 'readings_of']
+           'as_much', 'in_force', 'answers', 'word_of', 'judge', 'readings_of']
 
 # %% ../../nbs/5_evidence/07c_verdicts.ipynb #46e53289
 from collections.abc import Sequence
 from collections import namedtuple
 import re
-
 import numpy as np
 from .claims import (CONFIRMED, FORCED, POWER, REASONS, Claim, Measured, claims,
-                                                contrasts_asked, own_names, seed_list, stand_in, statements)
+                                                contrasts_asked, seed_list, stand_in, statements)
 from .statistics import (TINY, flips_needed, interval, paired_permutation, seeds_beside,
                                                     seeds_needed, tost, verdict)
 from .contrasts import contrasts
@@ -30,9 +28,8 @@ FEW, TIE = "too few seeds", "the same in every seed"
 def decide(x, expects, margin:float, i=None, test=None):
     """(says, test, p, p_same) for values `x`, one a seed, with interval `i`, that expect `+`, `-` or `0`.
 
-    `test`: the `Registered` test of the question, which has to reject, too; without one the interval decides. `says`:
-    yes, no, more than nothing or open; `test`: what decided it, empty where open, `FEW` where no outcome could have.
-    `p` of sign flips, `p_same` of TOST (nan at margin 0)."""
+    `test`: the `Registered` one, which has to reject, too; without it the interval decides. The test returned
+    decided it: none where open, `FEW` where no outcome could have; `p_same` is TOST's."""
     i, zero = i or interval(x), np.zeros(len(x))
     same = tost(x, zero, margin).p if margin > 0 and len(x) > 1 else np.nan
     p = paired_permutation(x, zero).p if len(x) > 1 else np.nan
@@ -60,19 +57,16 @@ Registered = namedtuple("Registered", "name p p_same family", defaults=(np.nan, 
 FLIPS = "sign flips"
 
 def _registered_test(rows, s):
-    """The `Registered` test of statement `s` on `rows`: that of the contrast which asks the same (of several, the one
-    with the largest p), else sign flips alone for runs of ours.
-
-    None for facts, sums, the paper's own seeds and what there was to win, which an interval decides."""
+    """The `Registered` test of a statement: of contrasts that ask the same that with the largest p, else sign
+    flips for runs of ours. None where an interval decides: facts, sums, power, the paper's own seeds."""
     if s.stream == "none" or s.aggregate == "sum" or s.expects == "number" or s.protocol == POWER: return None
-    rows, found = Measured.of(rows), []
-    asked = rows.once("asked", contrasts_asked) if s.aggregate == "difference" else {}
+    found, asked = [], rows.once("asked", contrasts_asked) if s.aggregate == "difference" else {}
     for c in asked.get(s.question, ()):
         family = rows.once((c.item, c.edit), lambda c=c: contrasts(rows, c.edit, item=c.item).set_index("id"))
-        r = family.loc[c.key]
-        found.append(Registered(f"{FLIPS}, Holm over {len(family)}", r["p_holm"], r["p_equivalence_holm"], len(family)))
-    if found: return max(found, key=lambda r: -1 if np.isnan(r.p) else r.p)
-    return Registered(FLIPS) if s.stream == "paired" else None
+        k, r = len(family), family.loc[c.key]
+        found.append(Registered(f"{FLIPS}, Holm over {k}", r["p_holm"], r["p_equivalence_holm"], k))
+    alone = Registered(FLIPS) if s.stream == "paired" else None
+    return max(found, key=lambda r: -1 if np.isnan(r.p) else r.p, default=alone)
 
 # %% ../../nbs/5_evidence/07c_verdicts.ipynb #4063bc3c
 CONSTANT = re.compile("(value|null)=")
@@ -91,10 +85,8 @@ def first_learners(rows, s):
     return s._replace(seeds=" ".join(map(str, seeds[:enough[0] + 1]))) if len(enough) else s
 
 def decision(rows, s, quoted:Sequence=()):
-    """What the rows say to one reading of a statement: a `Decision`.
-
-    `quoted`: its quoted numbers, each with the `printed` row of `paper_values`, its `margin` and the `verdict` on
-    it."""
+    """What the rows say to a reading of a statement: a `Decision`. `quoted`: its quoted numbers, each with the
+    `printed` row of `paper_values`, its `margin` and the `verdict` on it."""
     if s.aggregate == "none": return Decision(*NOTHING, WAITS, s.note)
     if s.aggregate == "quotes": return _quotes(s, quoted)
     rows = Measured.of(rows)
@@ -127,32 +119,6 @@ def kind_of(s:Claim, paper:Claim) -> str:
     kin = (own | versus) & (a | b) or {n.partition("+")[0] for n in versus} & variants
     return "control" if kin else "otherwise"
 
-_RULES = {"first256": "when first right on 256 inputs", "first1000": "when first perfect on all inputs",
-          "final": "at the end of training", "learned": "in runs that learned", "first99": "when first 99% right",
-          "best": "at the best score", "none": ""}
-_EDITS = {"mean": "at its mean", "zero": "at zero", "none": ""}
-def how_read(s:Claim, paper:Claim=None) -> str:
-    "A reading in words: which models, where, how; beside `paper` only what differs from it."
-    def new(f): return getattr(s, f) and (paper is None or getattr(s, f) != getattr(paper, f))
-    def texts(c): return {n.partition("/")[0] for n in c.names if "." in n.partition("/")[0]} - {"block.confirm", "block.ends"}
-    def beside(c): return [w for w in c.versus.split() if "=" in w and "condition=" not in w]
-    parts = []
-    if paper is None or s.arms != paper.arms: parts.append(" minus ".join(", ".join(sorted(side)) for side in s.arms if side))
-    elif texts(s) != texts(paper): parts.append(f"in {', '.join(sorted(texts(s)))}")
-    if paper is None or beside(s) != beside(paper): parts += [f"against {w.replace('&', ' ')}" for w in beside(s)]
-    if new("edit") or new("site"): parts.append(f"{s.site.replace('none', '')} {_EDITS.get(s.edit, s.edit)}".strip())
-    if new("metric"): parts.append("copies ruled out" if s.metric == "digits_no_copy" else s.metric)
-    parts += [f"at {s.position}"] * bool(new("position") and s.position != "all")
-    parts += [f"of {getattr(s, f)}" for f in ("unit", "stratum", "split") if new(f) and getattr(s, f) != "all"]
-    if new("rule"): parts.append(_RULES.get(s.rule, s.rule))
-    return ", ".join(filter(None, parts)) or "the same once more"
-
-def model_beside(s:Claim, paper:Claim) -> str:
-    "The model that a control's reading brings in, by name; where that stands in the place of the paper's own, both."
-    (own, versus), (a, b) = s.arms, paper.arms
-    if new := versus - a - b: return ", ".join(sorted(new))
-    return f"{', '.join(sorted(versus))} beside {', '.join(sorted(own))}"
-
 def as_much(s:Claim, d:Decision) -> str:
     "Does the model on the other side of a control's reading do as much as the one that gets the credit?"
     if d.test == TIE or d.p_same < .05: return YES
@@ -160,8 +126,7 @@ def as_much(s:Claim, d:Decision) -> str:
     return YES if beyond else NO if d.says == YES else OPEN
 
 # %% ../../nbs/5_evidence/07c_verdicts.ipynb #f014bef9
-# `by`: the reading that decides it; `but`: a control that says no where another says yes
-Answer = namedtuple("Answer", "says by but", defaults=(NONE, "", ""))
+Answer = namedtuple("Answer", "says by but", defaults=(NONE, "", ""))       # but: a control that says no, too
 Answers = namedtuple("Answers", "seen control otherwise")
 NUMBERS = "numbers"
 
@@ -172,16 +137,17 @@ def in_force(said:dict, found:dict) -> list:
     return [k for k in said if k not in gone and k != POWER]
 
 def answers(said:dict, found:dict, numbers:Sequence[str]=()) -> Answers:
-    "The three `Answers` to a claim: `said` and `found`, its statement and its `Decision` by reading, words of its quoted `numbers`."
-    kinds = {k: kind_of(said[k], said["paper"]) for k in in_force(said, found)}
+    """The three `Answers` to a claim; `said`, `found`: its statement and its `Decision` by reading; `numbers`:
+    the words on those that it quotes."""
+    kinds, p = {k: kind_of(said[k], said["paper"]) for k in in_force(said, found)}, said["paper"]
     of = lambda kind: [k for k, its in kinds.items() if its == kind]
     seen = max(of("seen"), key=lambda k: (found[k].says != WAITS, k == CONFIRMED, found[k].n, k == "paper"))
     as_controls = {k: as_much(said[k], found[k]) for k in of("control")}
     rest = {k: found[k].says for k in of("otherwise") if found[k].says != WAITS}
-    if said["paper"].expects != "number" and said["paper"].aggregate != "quotes":
+    if p.expects != "number" and p.aggregate != "quotes":
         if {"differs", "corrected"} & {*numbers}: rest[NUMBERS] = NO
-        elif "~" in said["paper"].expects: rest[NUMBERS] = OPEN                      # how much it is was not tested
-    def of_all(each, *words):                                     # the first word that a reading says, the strictest reading
+        elif "~" in p.expects: rest[NUMBERS] = OPEN                              # how much it is was not tested
+    def of_all(each, *words):                        # the first word that a reading says, the strictest reading
         for word in words:
             if hit := [k for k, says in each.items() if says == word]:
                 but = [k for k, says in each.items() if (word, says) == (YES, NO) and words[0] == YES]
@@ -197,51 +163,44 @@ VERDICTS = (HOLDS, AS_MUCH, NOT_WHEN, MORE, FAILS, OPEN, FORCED_HERE, UNTESTABLE
 NOTHING_TO_WIN, NO_RUN, MANY = "nothing to win", "no run decides", 1000
 
 def word_of(three:Answers, seen:str=YES, to_win:bool=True, forced:bool=False, untestable:bool=False) -> str:
-    """The verdict that follows from three answers; `seen`: what the reading says that was seen; `to_win`: whether a
-    difference could have shown."""
+    "The verdict that follows from three answers, what was `seen`, and whether there was something `to_win`."
     if untestable: return UNTESTABLE
     if seen != YES: return {NO: FAILS, MORE: MORE}.get(seen, OPEN)
     if not to_win: return OPEN
     if forced: return FORCED_HERE
     return AS_MUCH if three.control.says == YES else NOT_WHEN if three.otherwise.says == NO else HOLDS
 
-def seeds_to_decide(s:Claim, d:Decision, quoted=None) -> float:
-    "Seeds that would decide a reading that is open, with a chance of .8 if mean and spread stay; nan for others."
-    if d.says not in (OPEN, MORE) or not d.n: return np.nan
+def _what_decides(s, d, quoted=None) -> tuple:
+    """Why a reading is open, and how many seeds would decide it with a chance of .8 if mean and spread stay:
+    nan where no run would. `quoted`: the number that it expects."""
+    if s.over == "models": return f"{NO_RUN}: its n counts models of the paper, and there are no more", np.nan
+    if not d.n: return f"{NO_RUN}: it speaks of one run of the paper", np.nan
+    if "never got there" in d.note: return f"{NO_RUN}: its seeds are fixed, and some never get there", np.nan
     if s.expects == "number":
-        p, seeds = quoted["printed"], s.n if np.isnan(quoted["printed"].n_seeds) else quoted["printed"].n_seeds
-        return seeds_beside(d.mean, d.sd, p.value, p.value_std, seeds, quoted["margin"])
-    fewest = max(flips_needed(d.family) if s.stream == "paired" else 2, s.n if s.rule == "learned" else 2)
-    return np.maximum(seeds_needed(d.mean, d.sd, s.expects, s.margin, family=d.family), fewest)
-
-def why_no_run(s:Claim, d:Decision, quoted=None) -> str:
-    "Why no run would decide a reading that is open, in words; empty where more seeds would."
-    if s.over == "models": return "its n counts models of the paper, and there are no more"
-    if not d.n: return "it speaks of one run of the paper"
-    if "never got there" in d.note: return "its seeds are fixed, and some never get there"
-    if seeds_to_decide(s, d, quoted) <= MANY: return ""
-    return ("the paper's side alone is wider than what counts" if s.expects == "number"
-            else f"its estimate is too near to what counts: more than {MANY:,} seeds")
+        p, wide = quoted["printed"], "the paper's side alone is wider than what counts"
+        seeds = s.n if np.isnan(p.n_seeds) else p.n_seeds
+        needed = seeds_beside(d.mean, d.sd, p.value, p.value_std, seeds, quoted["margin"])
+    else:
+        wide = f"its estimate is too near to what counts: more than {MANY:,} seeds"
+        fewest = max(flips_needed(d.family) if s.stream == "paired" else 2, s.n if s.rule == "learned" else 2)
+        needed = np.maximum(seeds_needed(d.mean, d.sd, s.expects, s.margin, family=d.family), fewest)
+    return (FEW, needed) if needed <= MANY else (f"{NO_RUN}: {wide}", np.nan)
 
 Judged = namedtuple("Judged", "verdict why n_decides answers")
 def judge(said:dict, found:dict, quoted:Sequence=()) -> Judged:
-    """The verdict on a claim, why in words, seeds that would close it, and its three `Answers`.
-
-    `said` and `found`: its statement and its `Decision` by reading; `quoted`: its numbers, each with its `printed` row,
-    `margin`, `verdict` and `stream`."""
-    three, p, first = answers(said, found, [q["verdict"] for q in quoted]), said["paper"], quoted[0] if quoted else None
+    """The verdict on a claim, why it is open, seeds that would close it, and its three `Answers`. `said` and
+    `found`: as for `answers`; `quoted`: as for `decision`, each number with its `stream`, too."""
+    three, p = answers(said, found, [q["verdict"] for q in quoted]), said["paper"]
     seen, power = found[three.seen.by], found.get(POWER) if POWER in said else None
     to_win = power is None or power.says == YES or power.says == MORE and abs(power.mean) >= said[POWER].margin
     fact = p.stream == "none" or p.aggregate == "quotes" and {q["stream"] for q in quoted} == {"none"}
     word = word_of(three, seen.says, to_win, fact or FORCED in p.note, p.note.startswith(REASONS[1]))
-    why, needed = "", np.nan
+    why, needed, unasked = "", np.nan, p.expects == "0" and p.arms[1] and power is None
+    if word == HOLDS and unasked: word = OPEN                              # no arm shows that they could differ
     if word in (OPEN, MORE) and seen.says in (OPEN, MORE):
-        needed, never = seeds_to_decide(said[three.seen.by], seen, first), why_no_run(said[three.seen.by], seen, first)
-        why = f"{NO_RUN}: {never}" if never else FEW
+        why, needed = _what_decides(said[three.seen.by], seen, *quoted[:1])
     elif word == OPEN: why = WAITS if seen.says == WAITS or power and power.says == WAITS else NOTHING_TO_WIN
-    elif word == AS_MUCH: why = model_beside(said[three.control.by], p)
-    elif word == NOT_WHEN: why = "its printed numbers" if three.otherwise.by == NUMBERS else how_read(said[three.otherwise.by], p)
-    return Judged(word, why, np.nan if NO_RUN in why else needed, three)
+    return Judged(word, why, needed, three)
 
 # %% ../../nbs/5_evidence/07c_verdicts.ipynb #42e7b9dd
 def readings_of(said=None) -> list:

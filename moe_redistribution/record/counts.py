@@ -24,7 +24,7 @@ from ..report.tables import MARKS, as_minus, md_table
 from ..report.values import registered
 from .ways import deciding_readings, said_by_key, ways_out
 from .ledger import YOUNG
-from ..evidence.verdicts import HOLDS, NONE, NUMBERS, VERDICTS, YES
+from ..evidence.verdicts import HOLDS, NONE, VERDICTS, YES
 from ..evidence.claims import ASKED_HERE, CONFIRMED, POWER, PROTOCOLS, Claim, claims
 
 # %% ../../nbs/7_record/06_counts.ipynb #a446e9c5

@@ -12,22 +12,15 @@ from pathlib import Path
 import pandas as pd
 from ..evidence.table_files import Clone
 from ..evidence.verdicts import OPEN, WAITS
-from ..report.recorded_claims import recorded_ledger
+from ..report.recorded_claims import deciding, recorded_ledger
 from ..tasks.errors import choose
 
 # %% ../../nbs/7_record/05a_elsewhere.ipynb #adbb1e4f
-_STRICT = ("confirmed_uncopied", "uncopied", "confirmed_audited", "audited", "confirmed", "paper")
-
-def _our_reading(c):
-    "The strictest reading of a claim that has seeds: its name in the ledger."
-    return next((k for k in _STRICT if getattr(c, f"{k}_n") > 0), "")
-
 def _our_sign(c):
-    "`+`, `-` or `0` of that reading; `?` where it decides nothing."
-    if not (k := _our_reading(c)) or getattr(c, f"{k}_says") in (OPEN, WAITS): return "?"
-    lo, hi = getattr(c, f"{k}_lo"), getattr(c, f"{k}_hi")
-    if max(abs(lo), abs(hi)) < c.margin: return "0"
-    return "+" if lo > 0 else "-" if hi < 0 else "?"
+    "`+`, `-` or `0` of the reading that decides a claim; `?` where it decides nothing."
+    if not (d := deciding(c)).n or getattr(c, f"{d.reading}_says") in (OPEN, WAITS): return "?"
+    if max(abs(d.interval.lo), abs(d.interval.hi)) < c.margin: return "0"
+    return "+" if d.interval.lo > 0 else "-" if d.interval.hi < 0 else "?"
 
 # %% ../../nbs/7_record/05a_elsewhere.ipynb #8c6c0594
 COMPARED = ["other sign", "larger", "same sign", "not comparable"]
@@ -48,7 +41,7 @@ def recorded_elsewhere(root:str|Path=None) -> pd.DataFrame:
     found = clone.frame(clone / "data/others.csv", dtype=str, keep_default_na=False)
     claims = {c.key: c for c in recorded_ledger(root).itertuples(index=False)}
     own = [claims[choose("claim", k, list(claims))] for k in found["claim"]]
-    found = found.assign(reading=list(map(_our_reading, own)), ours=list(map(_our_sign, own)))
+    found = found.assign(reading=[deciding(c).reading for c in own], ours=list(map(_our_sign, own)))
     found["word"] = [_word(*x) for x in zip(found["contrast"], found["sign"], found["ours"])]
     return found.sort_values("word", key=lambda w: w.map(COMPARED.index), kind="stable", ignore_index=True)
 

@@ -14,15 +14,15 @@ import pandas as pd
 from ..evidence.printed import paper_values, printed_items
 from ..evidence.claims import (ASKED_HERE, CONFIRMED, PROTOCOLS, READS_NOTHING, Claim, Measured, claims,
                                                 paper_items, statements)
-from ..report.recorded_claims import (ANSWERS, NUMBER_OF, SEEDS_OF, answer_text, deciding, recorded_ledger,
-                                                       verdict_text)
+from ..report.recorded_claims import ANSWERS, answer_text, recorded_ledger, verdict_text
 from ..evidence.statistics import Interval
 from ..report.tables import typeset
 from ..evidence.registrations import registered_on
 from ..evidence.selection import RowsBehind, rows_of_items
 from ..evidence.contrasts import comparison, contrast_table, finest_prints, number_row
 from ..evidence.table_files import Clone
-from ..evidence.verdicts import NOTHING, NUMBERS, Decision, decision, how_read, judge, readings_of
+from ..evidence.verdicts import (AS_MUCH, NOT_WHEN, NOTHING, NUMBERS, Decision, decision, judge,
+                                                  readings_of)
 
 # %% ../../nbs/7_record/02_ledger.ipynb #6cafe4e5
 _EACH = "mean lo hi n p p_same test says access".split()
@@ -69,14 +69,45 @@ def ledger(
     lines = [_entry(rows, Claim.of(pair), compared, known, written, former) for _, pair in said.groupby("key", sort=False)]
     return pd.DataFrame(lines, columns=LEDGER_COLUMNS)
 
+# %% ../../nbs/7_record/02_ledger.ipynb #c3e0a002
+_RULES = {"first256": "when first right on 256 inputs", "first1000": "when first perfect on all inputs",
+          "first99": "when first 99% right", "best": "at the best score", "final": "at the end of training",
+          "learned": "in runs that learned", "none": ""}
+_EDITS = {"mean": "at its mean", "zero": "at zero", "none": ""}
+def _how_read(s, paper=None) -> str:
+    "A reading in words: which models, where, how; beside `paper` only what differs from it."
+    def new(f): return getattr(s, f) and (paper is None or getattr(s, f) != getattr(paper, f))
+    def texts(c):
+        return {t for n in c.names if "." in (t := n.partition("/")[0])} - {"block.confirm", "block.ends"}
+    def beside(c): return [w for w in c.versus.split() if "=" in w and "condition=" not in w]
+    parts = []
+    if paper is None or s.arms != paper.arms:
+        parts.append(" minus ".join(", ".join(sorted(side)) for side in s.arms if side))
+    elif texts(s) != texts(paper): parts.append(f"in {', '.join(sorted(texts(s)))}")
+    if paper is None or beside(s) != beside(paper):
+        parts += [f"against {w.replace('&', ' ')}" for w in beside(s)]
+    site = s.site.replace("none", "")
+    if new("edit") or new("site"): parts.append(f"{site} {_EDITS.get(s.edit, s.edit)}".strip())
+    if new("metric"): parts.append("copies ruled out" if s.metric == "digits_no_copy" else s.metric)
+    parts += [f"at {s.position}"] * bool(new("position") and s.position != "all")
+    parts += [f"of {getattr(s, f)}" for f in ("unit", "stratum", "split") if new(f) and getattr(s, f) != "all"]
+    if new("rule"): parts.append(_RULES.get(s.rule, s.rule))
+    return ", ".join(filter(None, parts)) or "the same once more"
+
+def _model_beside(s, paper) -> str:
+    "The model that a control brings in, by name; both, where it stands in the place of the paper's own."
+    (own, versus), (a, b) = s.arms, paper.arms
+    if new := versus - a - b: return ", ".join(sorted(new))
+    return f"{', '.join(sorted(versus))} beside {', '.join(sorted(own))}"
+
 # %% ../../nbs/7_record/02_ledger.ipynb #1dfae072
 def _answered(three, said):
-    "The columns of three answers: what each says, the reading that gives it, and how, at which checkpoint and on which seeds it reads."
+    "The columns of three answers: what each says, the reading that gives it, how, where and on whose seeds."
     line = {}
     for name, answer in zip(ANSWERS, three):
         s = said.get(answer.by)
-        read = "" if s is None else how_read(s, None if name == "seen" else said["paper"])
-        if answer.but: read += f"; not {how_read(said[answer.but], s)}"
+        read = "" if s is None else _how_read(s, None if name == "seen" else said["paper"])
+        if answer.but: read += f"; not {_how_read(said[answer.but], s)}"
         line |= {name: answer.says, f"{name}_by": answer.by, f"{name}_rule": s.rule if s else "",
                  f"{name}_read": "its printed numbers" if answer.by == NUMBERS else read,
                  f"{name}_seeds": seeds_word(s) if s else ""}
@@ -101,14 +132,17 @@ def _entry(rows, pair, compared, known, written, former):
     quoted = [compared[i] for i in s["paper"].quotes.split()]
     a = {k: decision(rows, x, quoted) for k, x in s.items()}
     p, words, found = s["paper"], [x["verdict"] for x in quoted], judge(s, a, quoted)
+    three = _answered(found.answers, s)
+    why = _model_beside(s[three["control_by"]], p) if found.verdict == AS_MUCH else found.why
+    if found.verdict == NOT_WHEN: why = three["otherwise_read"]
     line = {k: getattr(p, k) for k in ("key", "section", "statement", "expects", "quotes", "page", "margin")}
     for k, d in (dict.fromkeys(PROTOCOLS, Decision(*NOTHING, "", "")) | a).items():
         line |= {f"{k}_{f}": getattr(d, f) for f in _EACH[:-1]} | {f"{k}_access": written.get((p.key, k), "")}
     files = dict.fromkeys(f"{x.instrument}/{n}" for x in s.values() if x.aggregate not in READS_NOTHING
                           for n in x.names)
     one = p.expects == "number" and len(quoted) == 1
-    return line | _answered(found.answers, s) | dict(
-        verdict=found.verdict, why=found.why, n_decides=found.n_decides, was=former.get(p.key, ""),
+    return line | three | dict(
+        verdict=found.verdict, why=why, n_decides=found.n_decides, was=former.get(p.key, ""),
         asked="here" if p.statement.startswith(ASKED_HERE) else "paper",
         printed=quoted[0]["printed"].value if one else _printed(p, known),
         numbers=", ".join(f"{words.count(w)} {w}" for w in dict.fromkeys(words)),

@@ -220,7 +220,7 @@ def _problems() -> dict:
                  f"{c.statement} Expected: {EXPECTS[c.expects]}.{margin} ")
     root = {"@id": "#", "@type": "croissant:TaskProblem", "schema:name": papers()["000"], "schema:description":
             "Every number that the paper prints, and every claim of it in each way that we read it: an id that ends in /paper asks "
-            "it as its authors do, /audited with the control that it lacks, /uncopied with copies ruled out, /power whether there is "
+            "it as its authors do, /audited read once more or beside another model, /uncopied with copies ruled out, /power whether there is "
             "anything to win. Runs are comparable in distribution: no seed gives the same run in other code. gelu is the exact one. "
             f"{_word('protocol', 'cells')} Two CPU cores are enough.", "croissant:output": "#output"}
     return _document([root, *g.nodes.values()])
@@ -363,11 +363,8 @@ def _logbook() -> dict:
         f"{at}/logbook/pages/{_slug(p)}/page.md": f"# {p}\n" + "\n".join(cells) for p, cells in pages.items()}
 
 def _told(r) -> str:
-    "A claim with all that its readings said, in Markdown."
-    def reading(k):
-        mean, lo, hi, n, says = (getattr(r, f"{k}_{x}") for x in ("mean", "lo", "hi", "n", "says"))
-        return f"- {PROTOCOLS[k]}: {mean:.3g} [{lo:.3g}, {hi:.3g}], {n} runs: {says}"
-    said = [*(f"- {a}: {answer_text(r, a)}" for a in ANSWERS), *(reading(k) for k in PROTOCOLS if getattr(r, f"{k}_n") > 0)]
+    "A claim with its three answers, in Markdown."
+    said = [f"- {a}: {answer_text(r, a)}" for a in ANSWERS]
     return "\n".join([r.statement, "", *said, "", f"**{verdict_text(r)}**"])
 
 # %% ../../nbs/7_record/02a_machines.ipynb #7201fcf1

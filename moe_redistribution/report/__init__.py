@@ -6,9 +6,9 @@
 __all__ = ['Arms', 'DATA', 'Interval', 'Opening', 'Page', 'RATES', 'ROOT', 'Values', 'at_rate', 'axes', 'bars', 'baselines',
            'by_arm', 'by_panel', 'checkpoint', 'checkpoint_seeds', 'choose', 'claim', 'claims', 'claims_of', 'colour',
            'compare', 'compared_table', 'comparison', 'condition', 'contrast_answers', 'contrast_asks', 'contrasts',
-           'curves', 'differences', 'dots', 'dots_by_arm', 'draw_dots', 'draw_printed', 'flips_needed', 'forest',
-           'generalised_rows', 'get_task', 'heat', 'holm', 'hue_of', 'in_short', 'interval', 'is_arm', 'item_title',
-           'label', 'laid_out', 'level_lines', 'look', 'main_claims', 'mapped', 'margin_text', 'md_table',
+           'curves', 'deciding', 'differences', 'dots', 'dots_by_arm', 'draw_dots', 'draw_printed', 'flips_needed',
+           'forest', 'generalised_rows', 'get_task', 'heat', 'holm', 'hue_of', 'in_short', 'interval', 'is_arm',
+           'item_title', 'label', 'laid_out', 'level_lines', 'look', 'main_claims', 'mapped', 'margin_text', 'md_table',
            'missing_runs', 'name_at_ends', 'name_ticks', 'np', 'null_levels', 'null_lines', 'nulls', 'numbers',
            'of_clone', 'open_claims', 'paired_permutation', 'paper_values', 'papers', 'pd', 'percent_axis', 'pick',
            'plt', 'points', 'prose', 'rate_lines', 'read_as', 'recorded_history', 'recorded_rows', 'recorded_runs',
@@ -41,7 +41,7 @@ from .shapes import (axes, bars, curves, dots_by_arm, draw_dots, forest, heat, h
 from .figures import (RATES, at_rate, by_panel, colour, dots, draw_printed, is_arm, label, name_ticks, null_levels,
                                                  null_lines, pick, rate_lines, table_text, tidy_axes, trajectories, two_ablations,
                                                  verdicts, without_ffn)
-from .recorded_claims import claim, numbers, verdict_words
+from .recorded_claims import claim, deciding, numbers, verdict_words
 from .prose import in_short, margin_text, points, prose, read_as, verdict_link
 from .overviews import (claims_of, main_claims, open_claims, shown_link)
 from .contrast_tables import contrast_answers, contrast_asks, verdict_table
@@ -49,8 +49,8 @@ from .contrast_tables import contrast_answers, contrast_asks, verdict_table
 # %% ../../nbs/5b_report/01_report.ipynb #40ad6292
 _all_ = ["Arms", "DATA", "Interval", "Opening", "Page", "RATES", "ROOT", "Values", "at_rate", "axes", "bars", "baselines", "by_arm",
          "by_panel", "checkpoint", "checkpoint_seeds", "choose", "claim", "claims", "claims_of", "colour", "compare", "compared_table",
-         "comparison", "condition", "contrast_answers", "contrast_asks", "contrasts", "curves", "differences", "dots", "dots_by_arm",
-         "draw_dots", "draw_printed", "flips_needed", "forest", "generalised_rows", "get_task", "heat", "holm", "hue_of", "in_short",
+         "comparison", "condition", "contrast_answers", "contrast_asks", "contrasts", "curves", "deciding", "differences", "dots",
+         "dots_by_arm", "draw_dots", "draw_printed", "flips_needed", "forest", "generalised_rows", "get_task", "heat", "holm", "hue_of", "in_short",
          "interval", "is_arm", "item_title", "label", "laid_out", "level_lines", "look", "main_claims", "mapped", "margin_text", "md_table",
          "missing_runs", "name_at_ends", "name_ticks", "np", "null_levels", "null_lines", "nulls", "numbers", "of_clone", "open_claims",
          "paired_permutation", "paper_values", "papers", "pd", "percent_axis", "pick", "plt", "points", "prose", "rate_lines", "read_as",

@@ -11,7 +11,9 @@ import pandas as pd
 from ..tasks.errors import refuse
 from ..evidence.contrasts import contrasts
 from ..evidence.claims import claims, statements
-from .recorded_claims import claim, verdict_words
+from ..evidence.verdicts import NONE
+from .prose import labelled
+from .recorded_claims import ANSWERS, SEEDS_OF, claim, deciding, verdict_words
 from .tables import Shown, as_minus, to_read
 from .values import registered
 
@@ -19,24 +21,29 @@ from .values import registered
 def _between(i, digits):
     return f"{i:+.{digits if max(map(abs, i[:3])) < 100 else 0}}"              # entries of a book, and not shares
 
+def _answer(c, which, digits):
+    "One answer to a claim: the word, the number of the reading that gives it with n, and which reading that is."
+    d, says, read = deciding(c, which), getattr(c, which), getattr(c, f"{which}_read")
+    if says == NONE: return says
+    if which == "seen":
+        checkpoint = read.rpartition(", ")[2] * (d.checkpoint != "none")
+        read = ", ".join(filter(None, [SEEDS_OF[d.seeds], checkpoint]))
+    number = f"{_between(d.interval, digits)}, n = {d.n}" if d.n else ""
+    return as_minus("; ".join(filter(None, [says, number, labelled(read).replace(" minus ", " − ")])))
+
 def verdict_table(beginnings:str|Sequence, caption:str, digits:int=3) -> Shown:
-    """The recorded claims whose keys begin with `beginnings`, a string or several: verdict, sentence, mean and 95 %
-    interval under both readings with n, the smallest difference that counts, and what the control is."""
+    """The recorded claims whose keys begin with `beginnings`, a string or several: verdict, sentence, the three answers
+    with mean and 95 % interval of the reading that gives each, and the smallest difference that counts."""
     both = statements().query("protocol in ('paper', 'audited')")
-    control = both.query("protocol == 'audited'").set_index("key")["note"]
     # two texts may have two margins: the same share of what is worth something in each
     shown_as = lambda m: " · ".join(f"{v:g}" for v in dict.fromkeys(m) if v)
     margin = both.groupby("key", sort=False)["margin"].agg(shown_as)
-    def reading(c, which):
-        i = registered(c, which)
-        return f"{_between(i, digits)}, n = {i.n:.0f}" if i.n > 0 else "–"
-    found = [(k, claim(k)) for k in control.index if k.startswith(beginnings)]
-    if not found: refuse("claims", "a beginning of some key", beginnings, control.index[-1], "see statements()")
-    return to_read(pd.DataFrame([{"claim": k, "verdict": verdict_words(c), "says": c.statement,
-                                  "as the paper reads it": reading(c, "paper"),
-                                  "with the control": reading(c, "audited"),
-                                  "margin": margin[k] or "–", "control": as_minus(control[k])}
-                                 for k, c in found]),
+    found = [(k, claim(k)) for k in margin.index if k.startswith(beginnings)]
+    if not found: refuse("claims", "a beginning of some key", beginnings, margin.index[-1], "see statements()")
+    heads = dict(zip(ANSWERS, ("seen?", "control?", "read otherwise?")))
+    return to_read(pd.DataFrame([{"claim": k, "verdict": labelled(verdict_words(c)), "says": c.statement,
+                                  **{head: _answer(c, a, digits) for a, head in heads.items()},
+                                  "margin": margin[k] or "–"} for k, c in found]),
                    caption)
 
 # %% ../../nbs/5b_report/09_contrast_tables.ipynb #269d5e0a

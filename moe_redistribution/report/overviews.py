@@ -9,12 +9,12 @@ __all__ = ['paper_of', 'claims_of', 'word_link', 'page_of', 'shown_link', 'answe
 from collections.abc import Sequence
 import re
 from ..tasks.errors import choose, refuse
-from .recorded_claims import ANSWERS, claim, deciding, recorded_ledger
+from .recorded_claims import claim, deciding, recorded_ledger
 from .prose import labelled, margin_text, verdict_link
 from ..evidence.printed import papers
 from ..evidence.statistics import UNIT_FORMS
 from .tables import md_table
-from ..evidence.verdicts import NO, NONE, OPEN, WAITS, YES
+from ..evidence.verdicts import NONE, OPEN, WAITS, YES
 
 # %% ../../nbs/5b_report/08_overviews.ipynb #dbad9808
 def paper_of(key:str) -> str:
