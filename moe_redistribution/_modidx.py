@@ -3221,6 +3221,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '', 'doc_host': '', 'git_url
                                                                                                     'moe_redistribution/record/entry.py')},
             'moe_redistribution.record.ledger': { 'moe_redistribution.record.ledger._answered': ( '7_record/ledger.html#_answered',
                                                                                                   'moe_redistribution/record/ledger.py'),
+                                                  'moe_redistribution.record.ledger._controlled': ( '7_record/ledger.html#_controlled',
+                                                                                                    'moe_redistribution/record/ledger.py'),
                                                   'moe_redistribution.record.ledger._entry': ( '7_record/ledger.html#_entry',
                                                                                                'moe_redistribution/record/ledger.py'),
                                                   'moe_redistribution.record.ledger._former_words': ( '7_record/ledger.html#_former_words',

@@ -60,7 +60,8 @@ def _registered_test(rows, s):
     """The `Registered` test of a statement: of contrasts that ask the same that with the largest p, else sign
     flips for runs of ours. None where an interval decides: facts, sums, power, the paper's own seeds."""
     if s.stream == "none" or s.aggregate == "sum" or s.expects == "number" or s.protocol == POWER: return None
-    found, asked = [], rows.once("asked", contrasts_asked) if s.aggregate == "difference" else {}
+    found, rows = [], Measured.of(rows)
+    asked = rows.once("asked", contrasts_asked) if s.aggregate == "difference" else {}
     for c in asked.get(s.question, ()):
         family = rows.once((c.item, c.edit), lambda c=c: contrasts(rows, c.edit, item=c.item).set_index("id"))
         k, r = len(family), family.loc[c.key]
@@ -114,10 +115,11 @@ def kind_of(s:Claim, paper:Claim) -> str:
     "Which question a reading answers, beside that of `paper`: seen, control or otherwise."
     if s.asks == paper.asks: return "seen"
     (own, versus), (a, b) = s.arms, paper.arms
-    if {own, versus} == {a, b} or not versus or s.expects[0] not in "+-": return "otherwise"
-    variants = {n.partition("+")[0] for n in a}
-    kin = (own | versus) & (a | b) or {n.partition("+")[0] for n in versus} & variants
-    return "control" if kin else "otherwise"
+    new, bases = versus - a - b, {n.partition("+")[0] for n in a}
+    if not new or s.expects[0] not in "+-": return "otherwise"
+    # a variant of the credited model may stand in its place: random experts beside experts that are redrawn
+    varied = s.aggregate == "difference" and bases == {n.partition("+")[0] for n in own | new}
+    return "control" if own == a or varied else "otherwise"
 
 def as_much(s:Claim, d:Decision) -> str:
     "Does the model on the other side of a control's reading do as much as the one that gets the credit?"
@@ -142,11 +144,12 @@ def answers(said:dict, found:dict, numbers:Sequence[str]=()) -> Answers:
     kinds, p = {k: kind_of(said[k], said["paper"]) for k in in_force(said, found)}, said["paper"]
     of = lambda kind: [k for k, its in kinds.items() if its == kind]
     seen = max(of("seen"), key=lambda k: (found[k].says != WAITS, k == CONFIRMED, found[k].n, k == "paper"))
-    as_controls = {k: as_much(said[k], found[k]) for k in of("control")}
-    rest = {k: found[k].says for k in of("otherwise") if found[k].says != WAITS}
-    if p.expects != "number" and p.aggregate != "quotes":
-        if {"differs", "corrected"} & {*numbers}: rest[NUMBERS] = NO
-        elif "~" in p.expects: rest[NUMBERS] = OPEN                              # how much it is was not tested
+    # where nothing was seen no model can do as much
+    as_controls = {k: as_much(said[k], found[k]) for k in of("control") if found[seen].says != NO}
+    # printed numbers that differ, or a size in words, leave open how much it is, and never outrank a reading
+    sized = p.expects != "number" and p.aggregate != "quotes" and ("~" in p.expects or {"differs", "corrected"} & {*numbers})
+    rest = {NUMBERS: OPEN} if sized else {}
+    rest |= {k: found[k].says for k in of("otherwise") if found[k].says != WAITS}
     def of_all(each, *words):                        # the first word that a reading says, the strictest reading
         for word in words:
             if hit := [k for k, says in each.items() if says == word]:
@@ -192,11 +195,12 @@ def judge(said:dict, found:dict, quoted:Sequence=()) -> Judged:
     `found`: as for `answers`; `quoted`: as for `decision`, each number with its `stream`, too."""
     three, p = answers(said, found, [q["verdict"] for q in quoted]), said["paper"]
     seen, power = found[three.seen.by], found.get(POWER) if POWER in said else None
-    to_win = power is None or power.says == YES or power.says == MORE and abs(power.mean) >= said[POWER].margin
+    to_win = power is None or power.says == YES
     fact = p.stream == "none" or p.aggregate == "quotes" and {q["stream"] for q in quoted} == {"none"}
     word = word_of(three, seen.says, to_win, fact or FORCED in p.note, p.note.startswith(REASONS[1]))
     why, needed, unasked = "", np.nan, p.expects == "0" and p.arms[1] and power is None
-    if word == HOLDS and unasked: word = OPEN                              # no arm shows that they could differ
+    blind = power is not None and power.says == NO and p.expects != "0"
+    if word == HOLDS and unasked or word == FAILS and blind: word = OPEN       # no arm shows that they could differ
     if word in (OPEN, MORE) and seen.says in (OPEN, MORE):
         why, needed = _what_decides(said[three.seen.by], seen, *quoted[:1])
     elif word == OPEN: why = WAITS if seen.says == WAITS or power and power.says == WAITS else NOTHING_TO_WIN

@@ -24,7 +24,7 @@ from ..report.tables import MARKS, as_minus, md_table
 from ..report.values import registered
 from .ways import deciding_readings, said_by_key, ways_out
 from .ledger import YOUNG
-from ..evidence.verdicts import HOLDS, NONE, VERDICTS, YES
+from ..evidence.verdicts import HOLDS, NONE, OPEN, VERDICTS, YES
 from ..evidence.claims import ASKED_HERE, CONFIRMED, POWER, PROTOCOLS, Claim, claims
 
 # %% ../../nbs/7_record/06_counts.ipynb #a446e9c5
@@ -73,7 +73,8 @@ def count_claims(book:pd.DataFrame=None) -> pd.DataFrame:
 
 # %% ../../nbs/7_record/06_counts.ipynb #c0de0602
 ALIKE = "holds: two are alike"
-_BESIDE = {"no": "holds, and a control does not do as much", "open": "holds, its control is open", NONE: "holds, no control yet"}
+_BESIDE = {"no": "holds, and a control does not do as much", "open": "holds, its control is open",
+           YES: "holds, but beside a claim of the same reading a control does as much", NONE: "holds, no control yet"}
 
 def counted_readings(book:pd.DataFrame) -> pd.DataFrame:
     """Claims of `recorded_claims` by verdict, those that hold by their control: how many claims, and how many different
@@ -82,7 +83,10 @@ def counted_readings(book:pd.DataFrame) -> pd.DataFrame:
     def decided_by(c):
         s = said[c.key].get(deciding(c).reading, said[c.key]["paper"])
         return str((s.asks, s.expects[0], s.margin) if s.aggregate not in ("none", "quotes") else c.key)
-    def its(c): return c.verdict if c.verdict != HOLDS else ALIKE if c.expects == "0" else _BESIDE[c.control]
+    denied = {str(said[c.key]["paper"].asks) for c in recorded_claims().itertuples() if c.control == YES}
+    def its(c):
+        if c.verdict != HOLDS or c.expects == "0": return ALIKE if c.verdict == HOLDS else c.verdict
+        return _BESIDE[YES if str(said[c.key]["paper"].asks) in denied else c.control]
     word = [its(c) for c in book.itertuples()]
     found = pd.DataFrame(dict(word=word, claims=book["key"].to_numpy(), readings=[decided_by(c) for c in book.itertuples()]))
     order = [w for v in VERDICTS for w in ([*_BESIDE.values(), ALIKE] if v == HOLDS else [v])]
@@ -132,19 +136,22 @@ def cut(text:str, most:int=20) -> str:
     return " ".join(words[:ends[-1] if ends else most - 1]).rstrip(":;,") + " …"
 
 # %% ../../nbs/7_record/06_counts.ipynb #2275ad9b
+_CONTROL = {"yes": "yes, as much", "no": "no, less", "open": "open"}
+
 def answer_html(c, answer:str, s:dict) -> str:
     "One answer to a claim as HTML: a word, and small below it number, seeds and which reading it is; `s`: protocol → its statement."
     d, says = deciding(c, answer), getattr(c, answer)
-    if says == NONE: return says
+    if says == NONE: return says + "".join(f"<small>{x}</small>" for x in [getattr(c, f"{answer}_read")] if x)
     number = reading_text(c, d.reading, s[d.reading], 0) if d.n else ""
     which = labelled(getattr(c, f"{answer}_read"))
+    if answer == "control": says = _CONTROL[says]
     parts = [number if answer != "otherwise" or says != YES else "", SEEDS_OF[d.seeds] if answer == "seen" else "",
              {"seen": "", "otherwise": which if says != YES else "all that are recorded"}.get(answer, which)]
     return f"<b>{says}</b>" + "".join(f"<small>{escape(as_minus(x))}</small>" for x in parts if x)
 
 # %% ../../nbs/7_record/06_counts.ipynb #727da91d
-_READ = {"paper": "As the authors did it", "audited": "A second reading", "uncopied": "Copies ruled out",
-         CONFIRMED: "As the authors did it, on seeds that nobody had seen", f"{CONFIRMED}_audited": "The second reading, on these",
+_READ = {"paper": "The claim's own reading", "audited": "A second reading", "uncopied": "Copies ruled out",
+         CONFIRMED: "The claim's own reading, on seeds that nobody had seen", f"{CONFIRMED}_audited": "The second reading, on these",
          f"{CONFIRMED}_uncopied": "Copies ruled out, on these", POWER: "What there was to win"}
 _ASKS = {"+": "expects a difference above zero", "-": "expects a difference below zero",
          "0": "expects no difference that counts", "number": "expects the printed number"}
@@ -159,6 +166,7 @@ def _folded(c, s, up):
     unit = _UNITS.get(s["audited"].metric, "")
     margin = margin_text(c, 100 if unit == "points" else 1, unit)
     lines.append(f"It {_ASKS[c.expects.rstrip('~')]}" + f"; {margin} does not count" * (c.margin > 0) + ".")
+    if c.verdict == OPEN: lines.append(f"Open: {escape(c.why)}.")
     for k in (k for k in PROTOCOLS if k in s):
         says, test = getattr(c, f"{k}_says"), getattr(c, f"{k}_test")
         young = f" {YOUNG}" * (getattr(c, f"{k}_access") == "results seen")

@@ -9,11 +9,12 @@ __all__ = ['LEDGER_COLUMNS', 'BY_WORDS', 'YOUNG', 'ledger', 'seeds_word', 'answe
 # %% ../../nbs/7_record/02_ledger.ipynb #ad8a810e
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+import re
 import numpy as np
 import pandas as pd
 from ..evidence.printed import paper_values, printed_items
-from ..evidence.claims import (ASKED_HERE, CONFIRMED, PROTOCOLS, READS_NOTHING, Claim, Measured, claims,
-                                                paper_items, statements)
+from ..evidence.claims import (ASKED_HERE, CONFIRMED, EXPECTS, POWER, PROTOCOLS, READS_NOTHING, Claim, Measured,
+                                                claims, paper_items, seed_list, statements)
 from ..report.recorded_claims import ANSWERS, answer_text, recorded_ledger, verdict_text
 from ..evidence.statistics import Interval
 from ..report.tables import typeset
@@ -21,8 +22,9 @@ from ..evidence.registrations import registered_on
 from ..evidence.selection import RowsBehind, rows_of_items
 from ..evidence.contrasts import comparison, contrast_table, finest_prints, number_row
 from ..evidence.table_files import Clone
-from ..evidence.verdicts import (AS_MUCH, NOT_WHEN, NOTHING, NUMBERS, Decision, decision, judge,
-                                                  readings_of)
+from ..evidence.verdicts import (AS_MUCH, NONE, NOT_WHEN, NOTHING, NUMBERS, OPEN, Decision, decision, judge,
+                                                  kind_of, readings_of)
+from ..tasks.data import SEEDS
 
 # %% ../../nbs/7_record/02_ledger.ipynb #6cafe4e5
 _EACH = "mean lo hi n p p_same test says access".split()
@@ -66,7 +68,8 @@ def ledger(
         return line | dict(printed=p, margin=margin, stream=bridge[i].stream if i in bridge else "")
     compared = {i: beside(i) for i in set(" ".join(said["quotes"]).split())}
     written, former = registered_on("statements")["access"].to_dict(), _former_words(root)
-    lines = [_entry(rows, Claim.of(pair), compared, known, written, former) for _, pair in said.groupby("key", sort=False)]
+    known_of = compared, known, written, former, _controlled()
+    lines = [_entry(rows, Claim.of(pair), *known_of) for _, pair in said.groupby("key", sort=False)]
     return pd.DataFrame(lines, columns=LEDGER_COLUMNS)
 
 # %% ../../nbs/7_record/02_ledger.ipynb #c3e0a002
@@ -82,7 +85,10 @@ def _how_read(s, paper=None) -> str:
     def beside(c): return [w for w in c.versus.split() if "=" in w and "condition=" not in w]
     parts = []
     if paper is None or s.arms != paper.arms:
-        parts.append(" minus ".join(", ".join(sorted(side)) for side in s.arms if side))
+        if s.aggregate == "gaps":
+            names = [re.sub(r"^\w+\.\w+/", "", n) for n in (s.condition, *s.versus.split())]
+            parts.append("({} minus {}) minus ({} minus {})".format(*names))
+        else: parts.append(" minus ".join(", ".join(sorted(side)) for side in s.arms if side))
     elif texts(s) != texts(paper): parts.append(f"in {', '.join(sorted(texts(s)))}")
     if paper is None or beside(s) != beside(paper):
         parts += [f"against {w.replace('&', ' ')}" for w in beside(s)]
@@ -95,10 +101,8 @@ def _how_read(s, paper=None) -> str:
     return ", ".join(filter(None, parts)) or "the same once more"
 
 def _model_beside(s, paper) -> str:
-    "The model that a control brings in, by name; both, where it stands in the place of the paper's own."
-    (own, versus), (a, b) = s.arms, paper.arms
-    if new := versus - a - b: return ", ".join(sorted(new))
-    return f"{', '.join(sorted(versus))} beside {', '.join(sorted(own))}"
+    "The model that a control brings in, by name."
+    return ", ".join(sorted(s.arms[1] - paper.arms[0] - paper.arms[1]))
 
 # %% ../../nbs/7_record/02_ledger.ipynb #1dfae072
 def _answered(three, said):
@@ -109,14 +113,23 @@ def _answered(three, said):
         read = "" if s is None else _how_read(s, None if name == "seen" else said["paper"])
         if answer.but: read += f"; not {_how_read(said[answer.but], s)}"
         line |= {name: answer.says, f"{name}_by": answer.by, f"{name}_rule": s.rule if s else "",
-                 f"{name}_read": "its printed numbers" if answer.by == NUMBERS else read,
+                 f"{name}_read": "how much it is" if answer.by == NUMBERS else read,
                  f"{name}_seeds": seeds_word(s) if s else ""}
     return line
 
 def seeds_word(s:Claim) -> str:
-    "Whose seeds a reading has: unseen, the paper's, new (to the paper), or none."
-    if s.stream == "none" or s.aggregate in READS_NOTHING: return "none"
-    return "unseen" if s.protocol.startswith(CONFIRMED) else "the paper's" if s.stream == "authors" else "new"
+    "Whose seeds a reading has: unseen, the paper's, new (or some of them new to the paper), or none."
+    if s.stream == "none" or s.aggregate in READS_NOTHING or s.over == "models": return "none"
+    if s.protocol.startswith(CONFIRMED): return "unseen"
+    return "the paper's" if s.stream == "authors" and {*seed_list(s.seeds)} <= {*SEEDS} else "new"
+
+def _controlled() -> dict:
+    "Question → the claims that ask it and have a control, so that a row without one can lead to them."
+    found, said = {}, [Claim.of(pair) for _, pair in statements().groupby("key", sort=False)]
+    for pair in said:
+        p = next(x for x in pair if x.protocol == "paper")
+        if any(kind_of(x, p) == "control" for x in pair if x.protocol != POWER): found.setdefault(p.asks, []).append(p.key)
+    return found
 
 BY_WORDS = "by the words up to 29 November 2026"
 def _former_words(root) -> dict:
@@ -126,13 +139,15 @@ def _former_words(root) -> dict:
     old = clone.frame(clone / "results/changed.csv", dtype=str, keep_default_na=False).query("asked == @BY_WORDS")
     return dict(zip(old["key"], old["verdict"]))
 
-def _entry(rows, pair, compared, known, written, former):
+def _entry(rows, pair, compared, known, written, former, controlled):
     "One line of the ledger from the readings of a statement; `rows` names the files that it reads under results/rows."
     s = {x.protocol: x for x in pair}
     quoted = [compared[i] for i in s["paper"].quotes.split()]
     a = {k: decision(rows, x, quoted) for k, x in s.items()}
     p, words, found = s["paper"], [x["verdict"] for x in quoted], judge(s, a, quoted)
     three = _answered(found.answers, s)
+    if p.expects[0] in "+-" and (there := [k for k in controlled.get(p.asks, ()) if k != p.key]):
+        three["control_read"] += "; " * (three["control"] != NONE) + f"see {', '.join(there)}, of the same first reading"
     why = _model_beside(s[three["control_by"]], p) if found.verdict == AS_MUCH else found.why
     if found.verdict == NOT_WHEN: why = three["otherwise_read"]
     line = {k: getattr(p, k) for k in ("key", "section", "statement", "expects", "quotes", "page", "margin")}
@@ -188,11 +203,13 @@ def ledger_page(root:str|Path=None) -> str:
     def lines(r):
         sign = "+" if r["expects"] != "number" else ""
         said = {k: _said(*(r[f"{k}_{f}"] for f in _EACH), sign) for k in PROTOCOLS if r[f"{k}_n"] > 0}
+        counts = f"; {r['margin']:g} does not count" if r["margin"] > 0 else ""
         return [f'<a id="{r["key"]}"></a>', f"## {r['key']}: {verdict_text(r)}", "", r["statement"], "",
+                f"- expects {EXPECTS[r['expects']]}{counts}", *[f"- open: {r['why']}"] * (r["verdict"] == OPEN),
                 *(f"- **{ask[a]}** {typeset(answer_text(r, a))}" for a in ANSWERS),
                 *(f"- {k}: {typeset(v)}" for k, v in said.items()), f"- judged on [its page](../nbs/{r['page']})", ""]
     head = ["# Every claim and its verdict", "",
-            "Made from `ledger.csv` by `make record`. Three answers, each with the mean [95% interval] and seeds of the reading "
-            "that gives it; then every reading.", ""]
+            "Made from `ledger.csv` by `make record`. What it expects, and what does not count; three answers, each with the mean "
+            "[95% interval] and seeds of the reading that gives it; then every reading. † was written down when its rows were there.", ""]
     return "\n".join([*head, *(x for _, r in recorded_ledger(root).iterrows() for x in lines(r))])
 

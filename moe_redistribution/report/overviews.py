@@ -46,7 +46,7 @@ def shown_link(c, word:str, root:str="../../") -> str:
 def answer_cell(c, answer:str, spec:str="+") -> str:
     "One answer to a claim for a cell: yes, no, open or –, its number with n, and for other readings which it is."
     d, says = deciding(c, answer), getattr(c, answer)
-    if says == NONE: return says
+    if says == NONE: return f"{says}; {getattr(c, f'{answer}_read')}" if getattr(c, f"{answer}_read") else says
     number = f"{d.interval:{spec}}, n = {d.n}" * bool(d.n)
     which = labelled(getattr(c, f"{answer}_read")) if answer == "control" or answer == "otherwise" and says != YES else ""
     return f"**{says}**" + "".join(f"; {x}" for x in (number if answer != "otherwise" or which else "", which) if x)

@@ -49,8 +49,8 @@ SEEDS_OF = {"unseen": "seeds that nobody had seen", "the paper's": "the paper's 
 Deciding = namedtuple("Deciding", "verdict interval n checkpoint seeds reading")
 
 def deciding(c, answer:str="") -> Deciding:
-    """The reading of a claim or its line that its verdict hangs on, or that of seen, control or otherwise: interval
-    (`NO_VALUE` where no rows decide it), n, checkpoint (a rule), whose seeds, reading (a protocol)."""
+    """The reading that the verdict on a claim, or its line, hangs on, or that of seen, control or otherwise.
+    The interval is `NO_VALUE` where no rows decide it; checkpoint: a rule; seeds: whose; reading: protocol."""
     of = answer or {AS_MUCH: "control", NOT_WHEN: "otherwise"}.get(c.verdict, "seen")
     if not answer and getattr(c, f"{of}_by") == NUMBERS: of = "seen"
     by, rule, seeds = (getattr(c, f"{choose('answer', of, ANSWERS)}_{f}") for f in ("by", "rule", "seeds"))
@@ -67,7 +67,7 @@ def verdict_text(c) -> str:
 def answer_text(c, answer:str, digits:int=3) -> str:
     "One answer in words: yes, no, open or –, how it was read, its number and whose seeds these are."
     d, says, read = deciding(c, answer), getattr(c, answer), getattr(c, f"{answer}_read")
-    if says == NONE: return says
+    if says == NONE: return f"{says}: {read}" if read else says
     sign = "" if c.expects == "number" else "+"
     number = f"{d.interval:{sign}.{digits if abs(d.interval.mean) < 100 else 0}}, n = {d.n}" if d.n else ""
     return f"{says}: " + "; ".join(filter(None, [read, number, SEEDS_OF[d.seeds]]))
