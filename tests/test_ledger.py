@@ -13,17 +13,17 @@ from moe_redistribution.evidence import contrasts as answers, printed as paper
 from moe_redistribution.record import ledger as room
 from moe_redistribution.record.ledger import ledger_text
 from moe_redistribution.record.coverage import _by_id, coverage
-from moe_redistribution.evidence.verdicts import (AS_MUCH, FAILS, FEW, FLIPS, FORCED_HERE, HOLDS, MORE, NO, NONE,
+from moe_redistribution.evidence.verdicts import (AS_MUCH, FAILS, FEW, FLIPS, FORCED_HERE, HOLDS, MORE, NO, NOT_ASKED,
                                                   NOT_WHEN, NOTHING_TO_WIN, OPEN, TIE, UNTESTABLE, VERDICTS, WAITS, YES,
                                                   Answer, Answers, Decision, Registered, as_much, decide, decision,
-                                                  first_learners, in_force, judge, kind_of, readings_of, word_of,
+                                                  first_learners, _in_force, judge, kind_of, readings_of, word_of,
                                                   _registered_test)
 from moe_redistribution.evidence.claims import (REST, Claim, Measured, cells_of, claims, seed_list, statements)
 from moe_redistribution.evidence.printed import study_lines
 from moe_redistribution.evidence.statistics import interval, seeds_needed, tost
 from moe_redistribution.evidence.table_files import ROOT
 from moe_redistribution.evidence.selection import rows_behind, rows_of
-from moe_redistribution.report.recorded_claims import ANSWERS, deciding, former_verdicts
+from moe_redistribution.report.recorded_claims import THREE_ANSWERS, deciding, former_verdicts
 
 FFN, MOE = "add7/ffn-h256-silu", "add7/moe-e4k1-h256-silu"
 SEEDS = [42, 137, 256, 512, 1024]
@@ -35,7 +35,7 @@ def rows():
     return rows_behind(readings_of())
 
 TEXT = {*"key asked section statement expects quotes numbers verdict why was page rows note".split(),
-        *(f"{a}{f}" for a in ANSWERS for f in ("", "_by", "_read", "_rule", "_seeds")),
+        *(f"{a}{f}" for a in THREE_ANSWERS for f in ("", "_by", "_read", "_rule", "_seeds")),
         *(f"{k}_{f}" for k in room.PROTOCOLS for f in ("says", "test", "access"))}
 
 @pytest.fixture(scope="module")
@@ -68,9 +68,9 @@ def says(word, note="", test="", p_same=np.nan):
 # --- the rule ---------------------------------------------------------------------------------------
 
 @pytest.mark.parametrize("seen, control, otherwise, verdict", [
-    (YES, NONE, NONE, HOLDS), (YES, NO, YES, HOLDS), (YES, OPEN, OPEN, HOLDS), (YES, YES, NO, AS_MUCH), (YES, YES, YES, AS_MUCH),
-    (YES, NO, NO, NOT_WHEN), (YES, NONE, NO, NOT_WHEN), (MORE, YES, NO, MORE), (NO, NO, YES, FAILS), (NO, YES, NO, FAILS),
-    (OPEN, YES, YES, OPEN), (WAITS, NONE, NONE, OPEN)])
+    (YES, NOT_ASKED, NOT_ASKED, HOLDS), (YES, NO, YES, HOLDS), (YES, OPEN, OPEN, HOLDS), (YES, YES, NO, AS_MUCH), (YES, YES, YES, AS_MUCH),
+    (YES, NO, NO, NOT_WHEN), (YES, NOT_ASKED, NO, NOT_WHEN), (MORE, YES, NO, MORE), (NO, NO, YES, FAILS), (NO, YES, NO, FAILS),
+    (OPEN, YES, YES, OPEN), (WAITS, NOT_ASKED, NOT_ASKED, OPEN)])
 def test_a_verdict_is_one_of_eight_words_that_follow_from_three_answers(seen, control, otherwise, verdict):
     three = Answers(Answer(seen), Answer(control), Answer(otherwise))
     assert word_of(three, seen) == verdict and verdict in VERDICTS and len(VERDICTS) == 8
@@ -84,9 +84,9 @@ def test_the_same_two_models_are_never_a_control():
     for (key, protocol), kind in kinds.items():
         s, paper = SENTENCES[key, protocol], SENTENCES[key, "paper"]
         if {*s.arms} == {*paper.arms}: assert kind != "control", (key, protocol)
-        if kind == "control": assert s.arms[1] and s.expects[0] in "+-", (key, protocol)
+        if kind == "control":                                                                       # it brings in a model
+            assert s.arms[1] - paper.arms[0] - paper.arms[1] and s.expects[0] in "+-", (key, protocol)
     controls = {k for (k, p), kind in kinds.items() if kind == "control"}
-        if kind == "control": assert s.arms[1] - paper.arms[0] - paper.arms[1], (key, protocol)       # it brings in a model
     assert {"4.2-05", "4.2-06", "4.2-24", "4.2-27", "001-R2a", "5-02"} <= controls
     # the same models, read otherwise; and the same question of other models
     assert not controls & {"abs-01", "abs-08", "1-04", "4.3-02", "E-08", "G-06", "G-07", "4.2-07", "4.2-03", "003-A6", "003-F6", "000-Q9"}
@@ -142,7 +142,7 @@ def test_a_control_does_as_much_by_tost_or_beyond_what_counts_and_its_error_is_h
 def test_more_seeds_in_the_block_take_the_place_of_what_they_repeat_and_of_nothing_else():
     both = {k: SENTENCES["1-04", k] for k in ("paper", "audited", "uncopied", "confirmed", "confirmed_audited", "confirmed_uncopied")}
     found = {k: says(YES) for k in both} | {"audited": says(NO)}
-    assert in_force(both, found) == ["confirmed", "confirmed_audited", "confirmed_uncopied"] or set(in_force(both, found)) == {
+    assert _in_force(both, found) == ["confirmed", "confirmed_audited", "confirmed_uncopied"] or set(_in_force(both, found)) == {
         "confirmed", "confirmed_audited", "confirmed_uncopied"}
     assert judge(both, found).verdict == HOLDS                                  # the old reading decides no more
     late = found | {"confirmed_audited": says(WAITS)}
@@ -290,7 +290,7 @@ def test_every_verdict_and_answer_follows_from_what_its_own_line_says_of_each_re
         got = judge(mine, found, [dict(verdict=w, stream="", printed=PRINTED_NONE, margin=.05) for w in words])
         forced = got.verdict == HOLDS and r.verdict == FORCED_HERE               # of facts the numbers say that they need no run
         assert got.verdict == r.verdict or forced, r.key
-        assert [(a.says, a.by) for a in got.answers] == [tuple(at(a, *[]) or (getattr(r, a), getattr(r, f"{a}_by"))) for a in ANSWERS], r.key
+        assert [(a.says, a.by) for a in got.answers] == [tuple(at(a, *[]) or (getattr(r, a), getattr(r, f"{a}_by"))) for a in THREE_ANSWERS], r.key
         assert r.why or r.verdict in (HOLDS, FAILS, FORCED_HERE, UNTESTABLE), r.key
 
 PRINTED_NONE = pd.Series(dict(value=np.nan, value_std=np.nan, n_seeds=np.nan, digit=0.))
@@ -365,7 +365,7 @@ def test_the_ledger_decides_by_the_test_that_was_registered(rows, table):
 
 def test_whose_seeds_a_reading_has_is_computed_from_it(table):
     for r in table.itertuples():
-        for a in ANSWERS:
+        for a in THREE_ANSWERS:
             if (by := getattr(r, f"{a}_by")) in ("", "numbers"): continue
             s, whose = said(r.key, by), getattr(r, f"{a}_seeds")
             if whose == "unseen": assert s.names[0].startswith("block.") and min(seed_list(s.seeds)) > 4100, r.key

@@ -29,7 +29,7 @@ from ..evidence.registrations import registered_on
 from ..evidence.selection import recorded_runs
 from ..evidence.table_files import Clone
 from ..report.overviews import paper_of
-from ..report.recorded_claims import ANSWERS, answer_text, numbers, recorded_ledger, verdict_text
+from ..report.recorded_claims import THREE_ANSWERS, answer_text, numbers, recorded_ledger, verdict_text
 
 # %% ../../nbs/7_record/02a_machines.ipynb #fe03cd98
 def _cited(root:str|Path=None) -> dict:
@@ -364,7 +364,7 @@ def _logbook() -> dict:
 
 def _told(r) -> str:
     "A claim with its three answers, in Markdown."
-    said = [f"- {a}: {answer_text(r, a)}" for a in ANSWERS]
+    said = [f"- {a}: {answer_text(r, a)}" for a in THREE_ANSWERS]
     return "\n".join([r.statement, "", *said, "", f"**{verdict_text(r)}**"])
 
 # %% ../../nbs/7_record/02a_machines.ipynb #7201fcf1

@@ -11,9 +11,9 @@ import pandas as pd
 from ..tasks.errors import refuse
 from ..evidence.contrasts import contrasts
 from ..evidence.claims import claims, statements
-from ..evidence.verdicts import NONE
+from ..evidence.verdicts import NOT_ASKED
 from .prose import labelled
-from .recorded_claims import ANSWERS, SEEDS_OF, claim, deciding, verdict_words
+from .recorded_claims import THREE_ANSWERS, SEEDS_OF, claim, deciding, verdict_words
 from .tables import Shown, as_minus, to_read
 from .values import registered
 
@@ -24,7 +24,7 @@ def _between(i, digits):
 def _answer(c, which, digits):
     "One answer to a claim: the word, the number of the reading that gives it with n, and which reading that is."
     d, says, read = deciding(c, which), getattr(c, which), getattr(c, f"{which}_read")
-    if says == NONE: return says
+    if says == NOT_ASKED: return says
     if which == "seen":
         checkpoint = read.rpartition(", ")[2] * (d.checkpoint != "none")
         read = ", ".join(filter(None, [SEEDS_OF[d.seeds], checkpoint]))
@@ -40,7 +40,7 @@ def verdict_table(beginnings:str|Sequence, caption:str, digits:int=3) -> Shown:
     margin = both.groupby("key", sort=False)["margin"].agg(shown_as)
     found = [(k, claim(k)) for k in margin.index if k.startswith(beginnings)]
     if not found: refuse("claims", "a beginning of some key", beginnings, margin.index[-1], "see statements()")
-    heads = dict(zip(ANSWERS, ("seen?", "control?", "read otherwise?")))
+    heads = dict(zip(THREE_ANSWERS, ("seen?", "control?", "read otherwise?")))
     return to_read(pd.DataFrame([{"claim": k, "verdict": labelled(verdict_words(c)), "says": c.statement,
                                   **{head: _answer(c, a, digits) for a, head in heads.items()},
                                   "margin": margin[k] or "–"} for k, c in found]),

@@ -14,7 +14,7 @@ from .prose import labelled, margin_text, verdict_link
 from ..evidence.printed import papers
 from ..evidence.statistics import UNIT_FORMS
 from .tables import md_table
-from ..evidence.verdicts import NONE, OPEN, WAITS, YES
+from ..evidence.verdicts import NOT_ASKED, OPEN, WAITS, YES
 
 # %% ../../nbs/5b_report/08_overviews.ipynb #dbad9808
 def paper_of(key:str) -> str:
@@ -46,7 +46,7 @@ def shown_link(c, word:str, root:str="../../") -> str:
 def answer_cell(c, answer:str, spec:str="+") -> str:
     "One answer to a claim for a cell: yes, no, open or –, its number with n, and for other readings which it is."
     d, says = deciding(c, answer), getattr(c, answer)
-    if says == NONE: return f"{says}; {getattr(c, f'{answer}_read')}" if getattr(c, f"{answer}_read") else says
+    if says == NOT_ASKED: return f"{says}; {getattr(c, f'{answer}_read')}" if getattr(c, f"{answer}_read") else says
     number = f"{d.interval:{spec}}, n = {d.n}" * bool(d.n)
     which = labelled(getattr(c, f"{answer}_read")) if answer == "control" or answer == "otherwise" and says != YES else ""
     return f"**{says}**" + "".join(f"; {x}" for x in (number if answer != "otherwise" or which else "", which) if x)
