@@ -30,7 +30,7 @@ def prose(*paragraphs) -> Passage:
 _SITES = {"ffn_out": "FFN", "attn_out": "attention"}
 def labelled(text:str) -> str:
     "A text in which every condition of a task, and the two halves of a layer, are called what figures call them."
-    named = re.sub(r"[\w.]+/[^\s,();]+", lambda m: label(m[0]), text)
+    named = re.sub(r"[\w.]+/[^\s,();&]+", lambda m: label(m[0]), text)
     return re.sub(r"\b(ffn_out|attn_out) at\b", lambda m: f"{_SITES[m[1]]} at", named)
 
 def _found(c, reading): return registered(c, reading) if reading else deciding(c).interval
