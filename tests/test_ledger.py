@@ -415,7 +415,8 @@ def agree(table, registered, protocol, keys):
         sign = 1 if line["a"] == s.condition else -1
         assert (mine[f"{protocol}_mean"] == pytest.approx(sign * line["difference"])
                 and mine[f"{protocol}_n"] == line["n"] == line["n_fixed"])
-        assert line["outcome"] in {NO: ("equivalent", "equivalent and different"), YES: ("different",), MORE: ("different",)}[mine[f"{protocol}_says"]]
+        says = {NO: ("equivalent", "equivalent and different"), YES: ("different",), MORE: ("different",)}
+        assert line["outcome"] in says[mine[f"{protocol}_says"]]
 
 @CONTRASTS
 def test_registered_contrasts_say_the_same(table, item, protocol, keys):
