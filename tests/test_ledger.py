@@ -141,6 +141,7 @@ def test_a_control_does_as_much_by_tost_or_beyond_what_counts_and_its_error_is_h
 
 def test_more_seeds_in_the_block_take_the_place_of_what_they_repeat_and_of_nothing_else():
     both = {k: SENTENCES["1-04", k] for k in ("paper", "audited", "uncopied", "confirmed", "confirmed_audited", "confirmed_uncopied")}
+    both["power"] = said("abs-06", "power")
     found = {k: says(YES) for k in both} | {"audited": says(NO)}
     assert _in_force(both, found) == ["confirmed", "confirmed_audited", "confirmed_uncopied"] or set(_in_force(both, found)) == {
         "confirmed", "confirmed_audited", "confirmed_uncopied"}
