@@ -52,7 +52,6 @@ def deciding(c, answer:str="") -> Deciding:
     """The reading that the verdict on a claim, or its line, hangs on, or that of seen, control or otherwise.
     The interval is `NO_VALUE` where no rows decide it; checkpoint: a rule; seeds: whose; reading: protocol."""
     of = answer or {AS_MUCH: "control", NOT_WHEN: "otherwise"}.get(c.verdict, "seen")
-    if not answer and getattr(c, f"{of}_by") == NUMBERS: of = "seen"
     by, rule, seeds = (getattr(c, f"{choose('answer', of, THREE_ANSWERS)}_{f}") for f in ("by", "rule", "seeds"))
     known = by and by != NUMBERS and getattr(c, f"{by}_n") > 0
     i = Interval(*(getattr(c, f"{by}_{f}") for f in ("mean", "lo", "hi", "n")), "recorded") if known else NO_VALUE
