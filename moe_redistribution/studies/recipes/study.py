@@ -98,7 +98,7 @@ def recipe_seconds(arm, seeds, settings) -> float:
     return len(seeds) * settings["most"] * {"dense": .1, "narrow": .12}.get(arm.partition("/")[0], .3) * .0045
 
 # %% ../../../nbs/6_studies/recipes/02_study.ipynb #8701000d
-BLIND = tuple(range(8101, 8133))
+BLIND = tuple(range(8101, 8117))
 _ARMS = [f"{kind}/{recipe}" for recipe in RECIPES for kind in KINDS]
 _PRESETS = {"tiny": Preset("one seed for a few steps: does it run?", dict.fromkeys(_ARMS[:2] + ["mixture/xavier"], (1,)), 1,
                            dict(most=100), recorded=False),
