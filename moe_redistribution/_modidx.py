@@ -3231,6 +3231,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '', 'doc_host': '', 'git_url
                                                                                                   'moe_redistribution/record/ledger.py'),
                                                   'moe_redistribution.record.ledger._model_beside': ( '7_record/ledger.html#_model_beside',
                                                                                                       'moe_redistribution/record/ledger.py'),
+                                                  'moe_redistribution.record.ledger._model_in_gap': ( '7_record/ledger.html#_model_in_gap',
+                                                                                                      'moe_redistribution/record/ledger.py'),
                                                   'moe_redistribution.record.ledger._printed': ( '7_record/ledger.html#_printed',
                                                                                                  'moe_redistribution/record/ledger.py'),
                                                   'moe_redistribution.record.ledger._said': ( '7_record/ledger.html#_said',

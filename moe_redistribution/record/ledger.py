@@ -76,6 +76,13 @@ _RULES = {"first256": "when first right on 256 inputs", "first1000": "when first
           "first99": "when first 99% right", "best": "at the best score", "final": "at the end of training",
           "learned": "in runs that learned", "none": ""}
 _EDITS = {"mean": "at its mean", "zero": "at zero", "none": ""}
+def _model_in_gap(said) -> str:
+    "A model of a difference of gaps by name, with the checkpoint and position that are its own: condition=…&rule=…."
+    name, *own = (x.rpartition("=")[2] if x.startswith("condition=") else x for x in said.split("&"))
+    own = [x.split("=", 1) for x in own]
+    where = [f"at {v}" if k == "position" else _RULES[v] if k == "rule" else f"{k} {v}" for k, v in own]
+    return ", ".join([re.sub(r"^\w+\.\w+/", "", name), *where])
+
 def _how_read(s, paper=None) -> str:
     "A reading in words: which models, where, how; beside `paper` only what differs from it."
     def new(f): return getattr(s, f) and (paper is None or getattr(s, f) != getattr(paper, f))
@@ -85,8 +92,7 @@ def _how_read(s, paper=None) -> str:
     parts = []
     if paper is None or s.arms != paper.arms:
         if s.aggregate == "gaps":
-            names = [re.sub(r"^\w+\.\w+/", "", n) for n in (s.condition, *s.versus.split())]
-            parts.append("({} minus {}) minus ({} minus {})".format(*names))
+            parts.append("({} minus {}) minus ({} minus {})".format(*map(_model_in_gap, (s.condition, *s.versus.split()))))
         else: parts.append(" minus ".join(", ".join(sorted(side)) for side in s.arms if side))
     elif texts(s) != texts(paper): parts.append(f"in {', '.join(sorted(texts(s)))}")
     if paper is None or beside(s) != beside(paper):

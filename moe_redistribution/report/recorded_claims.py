@@ -69,7 +69,8 @@ def answer_text(c, answer:str, digits:int=3) -> str:
     if says == NOT_ASKED: return f"{says}: {read}" if read else says
     sign = "" if c.expects == "number" else "+"
     number = f"{d.interval:{sign}.{digits if abs(d.interval.mean) < 100 else 0}}, n = {d.n}" if d.n else ""
-    return f"{says}: " + "; ".join(filter(None, [read, number, SEEDS_OF[d.seeds]]))
+    how, see, others = read.partition("; see ")
+    return f"{says}: " + "; ".join(filter(None, [how, number, SEEDS_OF[d.seeds], f"see {others}" * bool(see)]))
 
 # %% ../../nbs/5b_report/06_recorded_claims.ipynb #1a0b6391
 def verdict_words(
