@@ -16,11 +16,19 @@ from ..report.recorded_claims import deciding, recorded_ledger
 from ..tasks.errors import choose
 
 # %% ../../nbs/7_record/05a_elsewhere.ipynb #adbb1e4f
+def _sign(lo, hi, margin):
+    "`0` where an interval lies within what does not count, `+` or `-` where it leaves out zero; `?` otherwise."
+    if max(abs(lo), abs(hi)) < margin: return "0"
+    return "+" if lo > 0 else "-" if hi < 0 else "?"
+
 def _our_sign(c):
     "`+`, `-` or `0` of the reading that decides a claim; `?` where it decides nothing."
     if not (d := deciding(c)).n or getattr(c, f"{d.reading}_says") in (OPEN, WAITS): return "?"
-    if max(abs(d.interval.lo), abs(d.interval.hi)) < c.margin: return "0"
-    return "+" if d.interval.lo > 0 else "-" if d.interval.hi < 0 else "?"
+    return _sign(d.interval.lo, d.interval.hi, c.margin)
+
+def _contrast_sign(r):
+    "The same of a registered contrast, a line of `results/contrasts.csv`."
+    return _sign(r.lo, r.hi, r.margin) if "different" in r.outcome or "equivalent" in r.outcome else "?"
 
 # %% ../../nbs/7_record/05a_elsewhere.ipynb #8c6c0594
 COMPARED = ["other sign", "larger", "same sign", "not comparable"]
@@ -34,14 +42,18 @@ def _word(contrast, theirs, ours):
     return "larger" if ours == "0" else "other sign"
 
 # %% ../../nbs/7_record/05a_elsewhere.ipynb #fe1ae0de
+_READ = ["first-hand", "words only", "second-hand", "unread"]
+
 def recorded_elsewhere(root:str|Path=None) -> pd.DataFrame:
     """The lines of `data/others.csv` with our reading of each claim (`reading`, `ours`) and the `word` of the rule;
-    those where ours has the other sign first."""
+    those where ours has the other sign first. A claim may be the id of a contrast, which has no `reading`."""
     clone = Clone(root)
     found = clone.frame(clone / "data/others.csv", dtype=str, keep_default_na=False)
-    claims = {c.key: c for c in recorded_ledger(root).itertuples(index=False)}
-    own = [claims[choose("claim", k, list(claims))] for k in found["claim"]]
-    found = found.assign(reading=[deciding(c).reading for c in own], ours=list(map(_our_sign, own)))
+    for how in found["read"]: choose("read", how, _READ)
+    own = {r.id: ("", _contrast_sign(r)) for r in clone.frame(clone / "results/contrasts.csv").itertuples(index=False)}
+    own |= {c.key: (deciding(c).reading, _our_sign(c)) for c in recorded_ledger(root).itertuples(index=False)}
+    ours = [own[choose("claim", k, list(own))] for k in found["claim"]]
+    found = found.assign(reading=[r for r, _ in ours], ours=[sign for _, sign in ours])
     found["word"] = [_word(*x) for x in zip(found["contrast"], found["sign"], found["ours"])]
     return found.sort_values("word", key=lambda w: w.map(COMPARED.index), kind="stable", ignore_index=True)
 
