@@ -28,7 +28,7 @@ MAIN_TEXT = [item for p, (page, _) in _stored_pages().items() if p.startswith("6
 
 def main_paper(frame):
     "Without the companions' items: 004 …, and the contrasts of their studies."
-    others = r"^0|^contrast_(?:block|granularity|routing|absorption|parrots|language|routers|standing|head|tuned)"
+    others = r"^0|^contrast_(?:block|granularity|routing|absorption|parrots|language|routers|standing|head|tuned|recipes)"
     return frame[~frame["item"].str.contains(others)]
 def own(bridge): return bridge["item"].str.startswith("contrast")          # questions that the paper does not ask
 
@@ -102,7 +102,7 @@ def test_a_study_that_brings_its_folder_is_read_and_no_room_is_touched(newcomer)
 
 def test_studies_stand_by_the_number_of_their_paper_and_one_of_no_paper_is_last(newcomer):
     names = [p.parent.name for p in paper.study_tables("claims")]
-    assert names == ["sparsity_moves", "block", "head_loss", "language_models", "routers", "standing_routes",
+    assert names == ["sparsity_moves", "block", "head_loss", "language_models", "recipes", "routers", "standing_routes",
                      "tuned_routers", "routing_scores", "parrots", "parrots_rule", "absorption", "newcomer", "absorption_ffn",
                      "granularity"]
     (newcomer / "paper.csv").unlink()

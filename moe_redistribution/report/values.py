@@ -137,7 +137,7 @@ def the_more(
     told = f"{slope:{spec}} for a doubling"
     if came_out: told += f" within arms, {Interval(between, np.nan, np.nan, len(means), 'least squares'):{spec}} over their means"
     if not (slope.lo > 0 if expects == "+" else slope.hi < 0):
-        refuse(f"{says!r}", f"a slope below 0 for sure" if expects == "-" else "a slope above 0 for sure", told,
+        refuse(f"{says!r}", "a slope below 0 for sure" if expects == "-" else "a slope above 0 for sure", told,
                fix="name what was set, such as a learning rate, in the place of what came out")
     return f"{says} ({told})"
 
