@@ -14,7 +14,7 @@ from .prose import labelled, margin_text, verdict_link
 from ..evidence.printed import papers
 from ..evidence.statistics import UNIT_FORMS
 from .tables import md_table
-from ..evidence.verdicts import NOT_ASKED, NOTHING_TO_WIN, OPEN, WAITS, YES
+from ..evidence.verdicts import NO, NOT_ASKED, NOTHING_TO_WIN, OPEN, WAITS, YES
 
 # %% ../../nbs/5b_report/08_overviews.ipynb #dbad9808
 def paper_of(key:str) -> str:
@@ -66,7 +66,8 @@ def open_claims(keys:Sequence, root:str="../../") -> str:
     for c in found:
         if c.verdict != OPEN: refuse("waiting", "claims that stay open", f"{c.key}, {c.verdict}", "001-R1", "leave it out")
     def needed(c): return f"{float(c.n_decides):,.0f}" if c.n_decides > 0 else "–" if c.why in (WAITS, NOTHING_TO_WIN) else "none would"
+    def late(c): return "; read otherwise it fails" * (c.otherwise == NO)
     def said(c): return (x := c.statement.removeprefix("Asked here: "))[0].upper() + x[1:]
     return md_table([{"open claim": said(c), "verdict": verdict_link(c, root),
-                      "n so far": deciding(c).n or "–", "n that decides": needed(c)} for c in found],
-                    "Open claims. n so far: of the reading that is open. n that decides: if mean and spread stay, with a chance of .8.")
+                      "n so far": deciding(c).n or "–", "n that decides": needed(c) + late(c)} for c in found],
+                    "Open claims. n so far: of the reading that is open. n that decides: if mean and spread stay, with a chance of .8; of what that reading asks.")
