@@ -70,4 +70,5 @@ def open_claims(keys:Sequence, root:str="../../") -> str:
     def said(c): return (x := c.statement.removeprefix("Asked here: "))[0].upper() + x[1:]
     return md_table([{"open claim": said(c), "verdict": verdict_link(c, root),
                       "n so far": deciding(c).n or "–", "n that decides": needed(c) + late(c)} for c in found],
-                    "Open claims. n so far: of the reading that is open. n that decides: if mean and spread stay, with a chance of .8; of what that reading asks.")
+                    "Open claims. n so far: of the reading that is open. n that decides what that reading asks: if mean and "
+                    "spread stay, with a chance of .8.")
