@@ -28,7 +28,8 @@ MAIN_TEXT = [item for p, (page, _) in _stored_pages().items() if p.startswith("6
 
 def main_paper(frame):
     "Without the companions' items: 004 …, and the contrasts of their studies."
-    others = r"^0|^contrast_(?:block|granularity|routing|absorption|parrots|language|routers|standing|head|tuned|recipes)"
+    studies = {p.parent.name.partition("_")[0] for p in paper.study_tables("claims")} - {"sparsity"}
+    others = f"^0|^contrast_(?:{'|'.join(sorted(studies))})"
     return frame[~frame["item"].str.contains(others)]
 def own(bridge): return bridge["item"].str.startswith("contrast")          # questions that the paper does not ask
 
