@@ -1,5 +1,5 @@
-// What the front page lets a reader play with: four trained models, computed here. Tested equal to torch on all 1,000
-// numbers (tests/test_toy.py). First the model, which knows nothing of pages; then what is shown.
+// Four trained models that a reader looks into, computed here. Tested equal to torch on all 1,000 numbers
+// (tests/test_toy.py). First the model, which knows nothing of pages; then what is shown.
 (() => {
 "use strict";
 // ---- the model ------------------------------------------------------------------------------------------------------
@@ -93,44 +93,16 @@ const INK = "#222", QUIET = "#595959";
 const FFN = {on: "on", zero: "at zero", mean: "at its mean"}, COPIES = {allowed: "allowed", out: "ruled out"};
 const MODELS = {dense: "dense", "slow dense": "slow dense", mixture: "mixture", "frozen router": "mixture, frozen router"};
 const percent = p => `${Math.round(100 * p)}%`;
-const mean = x => sum(x) / x.length;
 const word = token => token === END ? "end" : token === 10 ? "pad" : String(token);
 const called = m => ({dense: "the dense model", "slow dense": "the slow dense model", mixture: "the mixture",
   "frozen router": "the mixture with a frozen router"})[m.key];
 const many = (x, f) => x.map(f).join("");
 const text = (x, y, said, more = "") => `<text x="${x}" y="${y}" ${more}>${said}</text>`;
-const line = (x1, y1, x2, y2, more) => `<line x1="${x1}" y1="${y1}" x2="${x2}" y2="${y2}" ${more}/>`;
 const picture = (width, height, label, inside) =>
   `<svg viewBox="0 0 ${width} ${height}" role="img" aria-label="${label}" font-size="11" fill="${INK}">${inside}</svg>`;
 const radios = (name, legend, options, chosen) => `<fieldset><legend>${legend}</legend>` +
   many(Object.entries(options), ([value, said]) => `<label><input type="radio" name="toy-${name}" value="${value}"` +
     `${value === chosen ? " checked" : ""}> ${said}</label>`) + "</fieldset>";
-
-function opening(data) {                          // the surprise, out of the rows; its buttons set the controls
-  const [dense, slow, mixture, frozen] = data.models.map(m => percent(mean(m.scores.mean.allowed)));
-  const beaten = data.models.filter(m => m.scores.mean.allowed[2] < data.passed_on.allowed[2]).length;
-  const link = (does, said) => `<button type="button" class="toy-link" data-does="${does}">${said}</button>`;
-  return `<p>${link("away", "Take the FFN away")}, and of the digits of all 1,000 sums the dense model still gets ${dense}
-    right, the mixture ${mixture}. ${link("slow", "Slow the dense model down")}, to ${data.models[1].rate} of the rate: ${slow}.
-    ${link("frozen", "Freeze the router")}: ${frozen}. Repeating the digit of the question, which computes nothing, gets
-    ${percent(mean(data.passed_on.allowed))}, and on hundreds it beats ${beaten === data.models.length ? "all" : beaten} of these
-    models.</p>`;
-}
-
-function bars(data, ffn, copies, chosen) {        // what each of the models gets right
-  const left = 108, wide = 340, high = 26, x = s => left + s * (wide - left - 40);
-  const null_ = mean(data.passed_on[copies]), bottom = 8 + high * data.models.length;
-  const bar = (m, k) => {
-    const right = mean(m.scores[ffn][copies]), top = 8 + high * k;
-    return text(left - 8, top + 15, (m.key === chosen ? "▸ " : "") + m.key, `text-anchor="end"` + (m.key === chosen ? ` font-weight="bold"` : "")) +
-      `<rect x="${left}" y="${top}" width="${(x(right) - left).toFixed(1)}" height="${high - 8}" stroke="${m.hue}" fill="${m.hue}"
-        fill-opacity="${m.key === "slow dense" ? .15 : .85}"/>` + text(x(right) + 5, top + 14, percent(right));
-  };
-  const said = data.models.map(m => `${m.key} ${percent(mean(m.scores[ffn][copies]))}`).join(", ");
-  return picture(wide, bottom + 22, `Digits right of all 1,000 sums, FFN ${FFN[ffn]}: ${said}.`, many(data.models, bar) +
-    line(x(null_), 2, x(null_), bottom, `stroke="#777" stroke-dasharray="5 3"`) +
-    text(x(null_), bottom + 14, "repeating the digit", `text-anchor="middle" fill="${QUIET}"`));
-}
 
 function whyHundreds(m, ffn, copies, data) {      // a null beats a model there: why
   if (ffn !== "mean" || m.scores.mean[copies][2] >= data.passed_on[copies][2]) return "";
@@ -180,24 +152,21 @@ function headPicture(pattern, tokens, head, hue) {            // the four places
       many(shares, (p, j) => cell(p, r, j)))) + "</figure>";
 }
 
-function play(root, inside, data) {               // the models: bars for all of them, and one of them from inside
+function play(root, data) {                       // a number of the reader's in a model of his choice, from inside
   const model = Object.fromEntries(data.models.map(m => [m.key, {...m, weights: null}]));
-  root.innerHTML = `${opening(data)}<form class="toy-form">` + radios("ffn", "The FFN", FFN, "mean") +
-    radios("copies", "Copies of the current token", COPIES, "allowed") + `</form>
-    <p class="toy-note">All four digits of all 1,000 sums, copies as chosen above; a typical seed of each model:</p><div class="toy-bars"></div>`;
-  inside.innerHTML = `<details><summary>Look inside: a number of yours, its digits, experts and heads</summary><form class="toy-form">
-    <label class="toy-number">A number, 0 to 999 <input type="number" min="0" max="999" step="1" value="193"
-      inputmode="numeric" required></label>` + radios("model", "Model", MODELS, "dense") + `</form>
+  root.innerHTML = `<form class="toy-form"><label class="toy-number">A number, 0 to 999 <input type="number" min="0" max="999"
+      step="1" value="193" inputmode="numeric" required></label>` + radios("model", "Model", MODELS, "dense") +
+    radios("ffn", "The FFN", FFN, "mean") + radios("copies", "Copies of the current token", COPIES, "allowed") + `</form>
     <p class="toy-said" aria-live="polite"></p><div class="toy-answer"></div>
-    <p class="toy-note"></p><div class="toy-heads"></div></details>`;
-  const find = what => root.querySelector(what) || inside.querySelector(what);
-  const chosen = name => find(`[name="toy-${name}"]:checked`).value;
+    <p class="toy-note"></p><div class="toy-heads"></div>`;
+  const find = what => root.querySelector(what), chosen = name => find(`[name="toy-${name}"]:checked`).value;
   function update() {
-    const number = find("input[type=number]"), m = model[chosen("model")];
-    const ffn = chosen("ffn"), copies = chosen("copies");
-    find(".toy-bars").innerHTML = bars(data, ffn, copies, m.key);
-    if (!find("details").open) return;            // nothing is computed that is not seen
-    if (!number.checkValidity()) { find(".toy-said").textContent = "Type a whole number from 0 to 999."; return; }
+    const number = find("input[type=number]"), m = model[chosen("model")], ffn = chosen("ffn"), copies = chosen("copies");
+    if (!number.checkValidity()) {                // nothing of the last number stays
+      find(".toy-said").textContent = "Type a whole number from 0 to 999.";
+      for (const what of [".toy-answer", ".toy-heads", ".toy-note"]) find(what).replaceChildren();
+      return;
+    }
     const n = Number(number.value), run = forward(m.weights = m.weights || weights(m), n, ffn);
     const given = answer(run, copies), asked = given.filter(a => a.asked);
     find(".toy-said").innerHTML = `${n} + 7 = ${n + 7}. With its FFN ${FFN[ffn]} ${called(m)} writes ` +
@@ -207,120 +176,26 @@ function play(root, inside, data) {               // the models: bars for all of
       tokenTable(run, m, data.hues);
     find(".toy-heads").innerHTML = `<p>Where each head looks, in percent: a row for each digit that is written, a column
       for each token.</p>` + many(run.patterns, (p, h) => headPicture(p, run.tokens, h, m.hue));
-    inside.querySelector(".toy-note").innerHTML = whyHundreds(m, ffn, copies, data) + (copies === "out" ? `The token that the model reads may not be said; where it is the
-      answer, nothing is asked. ` : "") + `Earlier digits of the right answer are given, ones first, as in training.
-      Attention comes before the FFN: what replaces the FFN changes neither the patterns nor the experts. Shown is seed
-      ${m.seed} of <code>${m.condition}</code>, of ${m.seeds} the nearest to their mean (${percent(m.left)} and
-      ${percent(m.mean)} of tens and hundreds, FFN at its mean, copies ruled out).`;
+    find(".toy-note").innerHTML = whyHundreds(m, ffn, copies, data) + (copies === "out" ? `The token that the model reads
+      may not be said; where it is the answer, nothing is asked. ` : "") + `Earlier digits of the right answer are given,
+      ones first, as in training. Attention comes before the FFN: what replaces the FFN changes neither the patterns nor the
+      experts. Shown is seed ${m.seed} of <code>${m.condition}</code>, of ${m.seeds} the nearest to their mean.`;
   }
-  const check = (name, value) => { find(`[name="toy-${name}"][value="${value}"]`).checked = true; };
-  const does = {away: "dense", slow: "slow dense", frozen: "frozen router"};    // whose digits the words tell
-  const rate = m => data.sweep.rates.indexOf(model[m].rate || "1");
-  root.addEventListener("click", event => {
-    const asked = event.target.closest("[data-does]");
-    if (!asked) return;
-    check("ffn", "mean"), check("copies", "allowed"), check("model", does[asked.dataset.does]);
-    update();
-    const slider = document.querySelector("#toy-rates input");                  // the curves below show its rate
-    slider.value = rate(does[asked.dataset.does]);
-    slider.dispatchEvent(new Event("input"));
-  });
-  for (const box of [root, inside]) box.addEventListener("input", update);
-  find("details").addEventListener("toggle", update);
-  for (const form of [root, inside]) form.addEventListener("submit", event => event.preventDefault());
+  root.addEventListener("input", update);
+  root.addEventListener("submit", event => event.preventDefault());
   update();
-}
-
-// What attention keeps by the FFN's learning rate: tens and hundreds, FFN at its mean, current token ruled out, by learning rate.
-const W = 340, TALL = 250, LEFT = 40, DOWN = 205, y = share => DOWN - share * (DOWN - 12);
-const frame = many([0, .25, .5, .75, 1], s => line(LEFT, y(s), W, y(s), `stroke="#e3e3e3"`) +
-  text(LEFT - 6, y(s) + 4, percent(s), `text-anchor="end"`));
-const NULLS = [["passed_on", "repeating the digit", "5 3", -4], ["guess", "a guess", "1 3", 13]];
-const nullLines = sweep => many(NULLS, ([key, said, dash]) =>
-  line(LEFT, y(sweep[key]), W, y(sweep[key]), `stroke="#777" stroke-dasharray="${dash}"`));
-const nullNames = sweep => many(NULLS, ([key, said, dash, off]) => text(W - 2, y(sweep[key]) + off, said,
-  `text-anchor="end" fill="${QUIET}" stroke="#fff" stroke-width="3" paint-order="stroke"`));
-
-function linesPicture(sweep, chosen) {
-  const x = i => LEFT + 22 + (i + 1) * 38;        // a place on the left for models without an FFN
-  const path = points => points.map(([i, s]) => `${x(i)},${y(s).toFixed(1)}`).join(" ");
-  const curve = ({hue, cells}) => `<polygon fill="${hue}" fill-opacity=".18" points="` +
-    path([...cells.map((c, i) => [i, c.lo]), ...cells.map((c, i) => [i, c.hi]).reverse()]) + `"/><polyline fill="none"
-      stroke="${hue}" stroke-width="1.5" points="${path(cells.map((c, i) => [i, c.mean]))}"/>` +
-    many(cells, (c, i) => `<circle cx="${x(i)}" cy="${y(c.mean).toFixed(1)}" r="${i === chosen ? 4 : 2.5}"
-      fill="${hue}"/>`);
-  return picture(W, TALL, "Lines over seven learning rates of the FFN: the slower it learns, the more attention keeps.",
-    frame + nullLines(sweep) + line(x(chosen), 8, x(chosen), DOWN, `stroke="${INK}" stroke-width="1"`) +
-    many(sweep.arms, curve) + nullNames(sweep) +
-    `<rect x="${x(-1) - 4}" y="${y(sweep.alone) - 4}" width="8" height="8" fill="#555"/>` +
-    many(["no FFN", ...sweep.rates], (said, i) => text(x(i - 1), DOWN + 16, said, `text-anchor="middle"` +
-      (i - 1 === chosen ? ` font-weight="bold"` : ""))) +
-    text((LEFT + W) / 2, DOWN + 36, "learning rate of the FFN (1 is the paper's)", `text-anchor="middle"`));
-}
-
-function dotsPicture(sweep, chosen) {
-  const x = k => LEFT + (k + .5) * (W - LEFT) / sweep.arms.length, spread = 18;
-  const column = ({name, hue, cells}, k) => {
-    const {seeds, mean, lo, hi} = cells[chosen], sorted = [...seeds].sort((a, b) => a - b);
-    const at = i => x(k) + spread * (2 * i / (sorted.length - 1) - 1);
-    return many(sorted, (s, i) => `<circle cx="${at(i).toFixed(1)}" cy="${y(s / sweep.of).toFixed(1)}" r="1.6"
-        fill="${hue}" fill-opacity=".7"/>`) +
-      line(x(k), y(lo), x(k), y(hi), `stroke="${INK}" stroke-width="1.5"`) +
-      line(x(k) - spread, y(mean), x(k) + spread, y(mean), `stroke="${INK}" stroke-width="2"`) +
-      many(name.split(" "), (said, i) => text(x(k), DOWN + 15 + 13 * i, said, `text-anchor="middle"`));
-  };
-  return picture(W, TALL, `Seeds as dots at the chosen rate, with mean and interval, as in the table below.`,
-    frame + nullLines(sweep) + many(sweep.arms, column));
-}
-
-function sweepTable(sweep, chosen) {
-  const row = ({name, hue, cells}) => {
-    const {mean, lo, hi, seeds} = cells[chosen], whole = v => Math.round(100 * v);
-    return `<tr><th scope="row"><span class="toy-swatch" style="background:${hue}"></span>${name}</th>
-      <td>${whole(mean)} [${whole(lo)}, ${whole(hi)}]%</td><td>${seeds.length}</td></tr>`;
-  };
-  return `<table class="toy-rates"><caption>Tens and hundreds right, FFN at its mean, current token ruled out: mean
-    and 95% interval</caption><thead><tr><th scope="col">model</th><th scope="col">right</th><th scope="col">seeds</th>
-    </tr></thead><tbody>${many(sweep.arms, row)}</tbody></table>`;
-}
-
-function slide(root, sweep) {                     // the learning rate
-  root.innerHTML = `<label>Learning rate of the FFN, against that of everything else: <b>1</b>
-    <input type="range" min="0" max="${sweep.rates.length - 1}" step="1" value="3"></label>
-    <p class="toy-said" aria-live="polite"></p><div class="toy-pair"></div><div class="toy-answer"></div>`;
-  const find = what => root.querySelector(what), slider = find("input");
-  function update() {
-    const i = Number(slider.value), rate = sweep.rates[i];
-    const how = rate === "1" ? "At the paper's rate" : i < 3 ? `At ${rate} of the paper's rate`
-      : `At ${rate} times the paper's rate`;
-    const [dense, mixture] = [0, 2].map(k => sweep.arms[k].cells[i].mean), printed = sweep.arms[2].cells[3].mean;
-    find("label b").textContent = rate;
-    slider.setAttribute("aria-valuetext", how.slice(3));
-    find(".toy-said").innerHTML = `${how} a mixture keeps <b>${percent(mixture)}</b>, a dense FFN of the same size
-      <b>${percent(dense)}</b> of tens and hundreds, copies ruled out.` + (rate === "1" ? "" : ` At the paper's rate the mixture keeps ${percent(printed)}.`);
-    find(".toy-pair").innerHTML = linesPicture(sweep, i) + dotsPicture(sweep, i);
-    find(".toy-answer").innerHTML = sweepTable(sweep, i);
-  }
-  slider.addEventListener("input", update);
-  update();
-}
-
-function show() {
-  const [models, rates, inside] = ["toy-models", "toy-rates", "toy-inside"].map(id => document.getElementById(id));
-  play(models, inside, globalThis.toyData);
-  slide(rates, globalThis.toyData.sweep);
 }
 
 function load(box) {                              // the data are large: they come when the box is about to be seen
-  if (globalThis.toyData) { show(); return; }
+  if (globalThis.toyData) { play(box, globalThis.toyData); return; }
   const script = document.createElement("script");
   script.src = box.dataset.from;
-  script.addEventListener("load", show);
+  script.addEventListener("load", () => play(box, globalThis.toyData));
   document.head.append(script);
 }
 
 if (typeof document !== "undefined") document.addEventListener("DOMContentLoaded", () => {
-  const box = document.getElementById("toy-models");
+  const box = document.getElementById("toy-inside");
   if (!box) return;
   if (typeof IntersectionObserver === "undefined") { load(box); return; }
   const seen = new IntersectionObserver(entries => {

@@ -1,21 +1,17 @@
-"""What the front page lets a reader play with is what is committed and recorded: nbs/toy.js, run by node on every
-seventh number, and on all 1,000 in `make audit`, says what torch says."""
+"""The models that a reader looks into are those that are committed and recorded: nbs/toy.js, run by node on every seventh
+number, and on all 1,000 in `make audit`, says what torch says."""
 import importlib.util
 import json
-import re
 import shutil
 import subprocess
 from functools import lru_cache
 
-import matplotlib.pyplot as plt
 import numpy as np
 import pytest
 import torch
 
 from moe_redistribution.evidence.table_files import ROOT
 from moe_redistribution.evidence.checkpoints import checkpoint, checkpoint_seeds
-from moe_redistribution.evidence.selection import rows_of
-from moe_redistribution.report.figures import RATES, at_rate, rate_lines
 from moe_redistribution.instruments.ablation import combine_edits
 from moe_redistribution.instruments.copying import without_copy
 from moe_redistribution.models.condition import condition
@@ -149,32 +145,13 @@ def test_why_passing_the_digit_on_wins_on_hundreds_is_what_the_committed_seeds_d
         wrong["out"] += (said == (digit + 1) % 10)[asked & (said != right)].tolist()
     assert {k: round(np.mean(v), 4) for k, v in wrong.items()} == pytest.approx(shown["wrong_hundreds"], abs=1e-4)
 
-def test_the_slow_dense_model_in_the_box_passes_the_mixture_as_the_rows_of_the_sweep_do():
-    dense, mixture = (DATA["sweep"]["arms"][k]["cells"] for k in (0, 2))
-    assert dense[0]["lo"] > mixture[3]["hi"] > dense[1]["hi"]
-    assert SHOWN["slow dense"]["rate"] == DATA["sweep"]["rates"][0] == "⅛"
-    right = {m: np.mean(SHOWN[m]["scores"]["mean"]["allowed"]) for m in MODELS}
-    assert right["slow dense"] > right["mixture"] > right["dense"]
-
-def test_the_slider_shows_the_lines_of_the_recorded_rows():
-    rows, (fig, ax) = rows_of("copying", [at_rate(n, r) for n in toy.SWEPT for r in RATES], ["paired"]), plt.subplots()
-    rate_lines(ax, rows, toy.SWEPT)
-    plt.close(fig)
-    assert len(ax.lines) == len(DATA["sweep"]["arms"]) == 5
-    for drawn, arm in zip(ax.lines, DATA["sweep"]["arms"]):
-        means, seeds = [c["mean"] for c in arm["cells"]], [np.mean(c["seeds"]) / toy.OF for c in arm["cells"]]
-        assert drawn.get_label() == arm["name"] and drawn.get_color() == arm["hue"]
-        assert np.abs(drawn.get_ydata() - means).max() < 1e-4 and np.abs(np.subtract(means, seeds)).max() < 1e-3
-        assert all(c["lo"] < c["mean"] < c["hi"] and len(c["seeds"]) >= 160 for c in arm["cells"])
-
 def test_the_page_asks_no_other_site_for_anything():
     code = "".join((ROOT / f"nbs/toy.{x}").read_text() for x in ("js", "css"))
     assert not any(word in code for word in ("http:", "https:", "fetch(", "import(", "XMLHttpRequest", "url("))
 
 PAGE = """<!doctype html><html lang="en"><head><meta charset="utf-8"><title>toy</title><meta name="viewport"
 content="width=device-width, initial-scale=1"><link rel="stylesheet" href="{0}/toy.css"></head><body><main>
-<div class="toy" id="toy-models" data-from="{0}/toy_data.js"></div><div class="toy" id="toy-rates"></div>
-<div class="toy" id="toy-inside"></div></main><script src="{0}/toy.js"></script></body></html>"""
+<div class="toy" id="toy-inside" data-from="{0}/toy_data.js"></div></main><script src="{0}/toy.js"></script></body></html>"""
 
 @pytest.fixture(scope="module")
 def tab(tmp_path_factory):
@@ -197,61 +174,38 @@ def by_keyboard(tab, start, *keys):
     "What the box says after these keys, from the element `start`."
     tab.focus(start)
     for key in keys: tab.keyboard.press(key)
-    return [tab.inner_text(f"#toy-{box} .toy-said") for box in ("inside", "rates")]
-
-@pytest.mark.audit
-def test_the_box_opens_on_the_surprise_and_its_words_set_its_controls(tab):
-    tab.wait_for_selector(".toy-bars svg")
-    said = lambda: tab.get_attribute(".toy-bars svg", "aria-label")
-    assert "FFN at its mean" in said()                                         # away from the start
-    tab.check("[name=toy-ffn][value=on]")
-    assert "FFN on: dense 100%" in said()
-    tab.click("[data-does=slow]")
-    assert "at its mean" in said() and tab.input_value("[name=toy-model]:checked") == "slow dense"
-    assert "▸ slow dense" in tab.inner_text(".toy-bars") and "⅛ of the paper" in tab.get_attribute("input[type=range]", "aria-valuetext")
-    tab.click("[data-does=frozen]")
-    assert tab.input_value("[name=toy-model]:checked") == "frozen router" and tab.input_value("input[type=range]") == "3"
-    tab.keyboard.press("Escape"), tab.evaluate("document.activeElement.blur()")
-    for n in range(1, 11):
-        tab.keyboard.press("Tab")
-        if tab.evaluate("document.activeElement.type") == "range": break
-    assert n <= 10
+    return tab.inner_text(".toy-said")
 
 @pytest.mark.audit
 def test_the_box_is_worked_by_keyboard_from_a_file(tab):
-    tab.wait_for_selector("details")
-    tab.evaluate("document.querySelector('details').open = true")
+    tab.wait_for_selector(".toy-digits")
     tab.check("[name=toy-ffn][value=on]"), tab.check("[name=toy-model][value=dense]")
-    first, rate = by_keyboard(tab, "input[type=number]", "Control+A", "9", "9", "5")
+    first = by_keyboard(tab, "input[type=number]", "Control+A", "9", "9", "5")
     assert "995 + 7 = 1002" in first and "1 0 0 2: 4 of 4 digits right" in first
-    second, _ = by_keyboard(tab, "[name=toy-ffn]", "ArrowDown", "ArrowDown")
+    second = by_keyboard(tab, "[name=toy-ffn]", "ArrowDown", "ArrowDown")
     assert "at its mean" in second and second != first
-    third, _ = by_keyboard(tab, "[name=toy-model]", "ArrowDown", "ArrowDown")
+    third = by_keyboard(tab, "[name=toy-model]", "ArrowDown", "ArrowDown")
     assert "the mixture" in third and tab.locator(".toy-expert").count() == 8
-    fourth, _ = by_keyboard(tab, "[name=toy-copies]", "ArrowDown")
+    fourth = by_keyboard(tab, "[name=toy-copies]", "ArrowDown")
     assert "–" in fourth and "not asked" in tab.inner_text(".toy-digits")
-    assert by_keyboard(tab, "input[type=range]", "ArrowLeft")[1] != rate
-    assert "½ of the paper" in tab.get_attribute("input[type=range]", "aria-valuetext")
-    wrong, _ = by_keyboard(tab, "input[type=number]", "Control+A", "1", "2", "0", "0")
-    assert "0 to 999" in wrong and tab.errors == []
 
 @pytest.mark.audit
 def test_the_box_fits_a_phone_and_pictures_have_words(tab):
     assert tab.evaluate("document.documentElement.scrollWidth") <= 390
     labels = tab.eval_on_selector_all(".toy svg", "all => all.map(s => s.getAttribute('aria-label'))")
-    assert len(labels) == 7 and all(len(x) > 40 for x in labels)
+    assert len(labels) == 4 and all(len(x) > 40 for x in labels)
     named = tab.eval_on_selector_all(".toy input", "all => all.map(i => i.labels.length)")
-    assert len(named) == 11 and set(named) == {1}
+    assert len(named) == 10 and set(named) == {1}
 
-def test_the_front_page_loads_the_box_and_says_what_it_shows_without_javascript():
-    cells = json.loads((ROOT / "nbs/index.ipynb").read_text())["cells"]
-    cell, = ("".join(c["source"]) for c in cells if 'src="toy.js"' in "".join(c["source"]))
-    assert cell.index('href="toy.css"') < cell.index('data-from="toy_data.js"') < cell.index('src="toy.js"')
-    assert 'src="toy_data.js"' not in cell                                     # three quarters of a megabyte, when they are seen
-    assert all(f'id="{box}"' in cell for box in ("toy-models", "toy-rates", "toy-inside")) and cell.count("<noscript>") == 3
+@pytest.mark.audit
+def test_a_number_that_is_none_leaves_nothing_of_the_last_one(tab):
+    said = by_keyboard(tab, "input[type=number]", "Control+A", "1", "2", "0", "0")
+    assert "0 to 999" in said and not tab.query_selector(".toy-digits") and not tab.query_selector(".toy svg")
+    assert tab.inner_text(".toy-note") == "" and tab.errors == []
 
-def test_the_still_in_the_readme_says_what_the_box_says():
-    said, path = re.search(r"(!\[Four bars[^\]]*\])\(([^)]*)\)", (ROOT / "README.md").read_text(encoding="utf-8")).groups()
-    assert (ROOT / path).exists()
-    shown = [round(100 * np.mean(SHOWN[m]["scores"]["mean"]["allowed"])) for m in ("dense", "slow dense", "mixture", "frozen router")]
-    assert [int(x) for x in re.findall(r"\d+", said)] == shown
+def test_the_page_on_patterns_loads_the_box_and_says_what_it_shows_without_javascript():
+    cells = json.loads((ROOT / "nbs/6_studies/sparsity_moves/9c5_patterns.ipynb").read_text())["cells"]
+    cell, = ("".join(c["source"]) for c in cells if 'toy.js"' in "".join(c["source"]))
+    assert cell.index('toy.css"') < cell.index('toy_data.js"') < cell.index('src="../../toy.js"')
+    assert 'src="../../toy_data.js"' not in cell                               # three quarters of a megabyte, when they are seen
+    assert 'id="toy-inside"' in cell and cell.count("<noscript>") == 1

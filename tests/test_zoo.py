@@ -137,3 +137,20 @@ def test_the_repository_has_eight_small_models():
     files = [*ZOO.rglob("*.safetensors")]
     assert sorted(f.parent.relative_to(ZOO).as_posix() for f in files) == sorted(f"{a}/1" for a in zoo.ZOO_ARMS)
     assert sum(f.stat().st_size for f in files) < 6e6
+
+@pytest.mark.parametrize("command", ["loads", "removal", "compare"])
+def test_a_model_of_the_zoo_brings_its_own_text_and_tokenizer(command, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    more = ["--with", "zoo:frozen/1"] if command == "compare" else []
+    assert main([command, "--model", "zoo:mixture/1", "--tokens", "960", *more]) == 0
+    assert (tmp_path / f"out/zoo-mixture-1.{command}.parquet").is_file()
+    capsys.readouterr()
+    (tmp_path / "mine.txt").write_text("LET k0 v1 the king\n" * 30)
+    assert main([command, "--model", "zoo:mixture/1", "--text", "mine.txt", *more]) == 2
+    assert "any text" in (said := capsys.readouterr().err) and "the king" not in said
+
+def test_the_text_of_the_zoo_is_what_its_models_never_read_window_by_window():
+    lines = [line.split() for line in (ZOO / "text.txt").read_text().splitlines()]
+    text = zoo._trial("none", 1).text
+    assert len(lines) == zoo._SETTINGS["heldout"] and {len(x) for x in lines} == {zoo._SETTINGS["sizes"]["T"]}
+    assert [[text.vocab.index(w) for w in x] for x in lines[:20]] == text.heldout(zoo._SETTINGS["sizes"]["T"] - 1, len(lines)).tolist()[:20]

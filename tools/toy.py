@@ -1,4 +1,4 @@
-"""nbs/toy_data.js: four committed models and the recorded rows that the front page lets a reader play with.
+"""nbs/toy_data.js: four committed models that a reader looks into.
 
     python tools/toy.py            write nbs/toy_data.js
     python tools/toy.py --check    change nothing; exit status 1 if the file is not what checkpoints and rows make
@@ -16,14 +16,13 @@ import torch
 
 from moe_redistribution.evidence.checkpoints import checkpoint, checkpoint_seeds
 from moe_redistribution.evidence.selection import rows_of
-from moe_redistribution.report.figures import RATES, SHORT, at_rate, colour, label, pick, without_ffn
+from moe_redistribution.report.figures import SHORT, colour, pick, without_ffn
 from moe_redistribution.report.shapes import MODELS as HUES
-from moe_redistribution.evidence.statistics import interval
-from moe_redistribution.instruments.copying import copying_nulls, without_copy
+from moe_redistribution.instruments.copying import without_copy
 from moe_redistribution.instruments.ablation import combine_edits
 from moe_redistribution.models.condition import condition
 from moe_redistribution.models.population import forward
-from moe_redistribution.studies.sparsity_moves.arms import FIGURE1, TABLE1
+from moe_redistribution.studies.sparsity_moves.arms import TABLE1
 from moe_redistribution.tasks.task import get_task, nulls
 from moe_redistribution.training.store import write_whole
 
@@ -31,12 +30,10 @@ FILE = Path(__file__).resolve().parent.parent / "nbs" / "toy_data.js"
 NOTE = "// Made from checkpoints/ and results/ by `python tools/toy.py`. Do not edit.\n"
 MODELS = {"dense": TABLE1["FFN"], "slow dense": f"{TABLE1['FFN']}+ffnlr0.125", "mixture": TABLE1["MoE"],
           "frozen router": TABLE1["MoE, frozen router"]}
-SWEPT = [TABLE1[n] for n in ("FFN", "Narrow FFN", "MoE", "MoE, frozen router")] + [FIGURE1["GLU"]]
 WHOLE = ("W_E", "W_pos", "W_Q", "W_K", "W_V", "W_O", "b_O", "W_router", "ffn_mean")
 HALF = ("W_up", "b_up", "W_down", "b_down")
 EDITS = {"on": ("none", "none"), "zero": ("ffn_out", "zero"), "mean": ("ffn_out", "mean")}
 PLACES = get_task("add7").positions[:4]
-OF = 1800  # answers that one share of the sweep is of: 900 of tens, 900 of hundreds
 OWN = dict(stream="authors", rule="first256")  # the committed checkpoints
 
 
@@ -88,8 +85,8 @@ def wrong_hundreds(name):
 def model(key, name):
     "One model as the page gets it."
     seed, left = typical(name)
-    params, c = one(name, seed), condition(name)
-    return dict(key=key, condition=name, rate=RATES[c.ffn_lr], seed=seed, seeds=len(left), left=round(left[seed], 4),
+    params = one(name, seed)
+    return dict(key=key, condition=name, seed=seed, seeds=len(left), left=round(left[seed], 4),
                 mean=round(left.mean(), 4), hue=colour(name), scores=scores(name, seed),
                 wrong_hundreds=wrong_hundreds(name),
                 shapes={n: list(params[n].shape) for n in WHOLE + HALF if n in params},
@@ -104,32 +101,11 @@ def passed_on():
             "out": [round(v, 4) for v in ((hit * asked).sum(0) / asked.sum(0)).tolist()]}
 
 
-def swept(name):
-    "One line of the front figure: at each rate every seed's share, in parts of `of`, their mean and its interval."
-    rows, cells = rows_of("copying", [at_rate(name, r) for r in RATES], ["paired"]), []
-    for rate in RATES:
-        values = without_ffn(rows, at_rate(name, rate))
-        i = interval(values)
-        cells.append(dict(seeds=(OF * values).round().astype(int).tolist(), mean=round(i.mean, 4), lo=round(i.lo, 4),
-                          hi=round(i.hi, 4)))
-    return dict(name=label(name), hue=colour(name), cells=cells)
-
-
-def alone():
-    "The same measure of models that never had an FFN: all of their digits are attention's."
-    rows = rows_of("ablation", ["add7/no_ffn"], ["paired"])
-    at = [pick(rows, rule="first1000", site="none", position=p)["value"].mean() for p in ("o1", "o2")]
-    return round(sum(at) / 2, 4)
-
-
 def data():
     "All that nbs/toy.js asks for."
     t = get_task("add7")
-    levels = copying_nulls(t).mean()
     return dict(carries=int((t.targets[:, 2] != t.tokens[:, 2]).sum()),
-                hues=[HUES[word] for word in list(SHORT.values())[:4]], models=[model(*m) for m in MODELS.items()], passed_on=passed_on(),
-                sweep=dict(rates=list(RATES.values()), of=OF, arms=[swept(n) for n in SWEPT], alone=alone(),
-                           passed_on=round(levels["pass-through"], 4), guess=round(levels["uniform"], 4)))
+                hues=[HUES[word] for word in list(SHORT.values())[:4]], models=[model(*m) for m in MODELS.items()], passed_on=passed_on())
 
 
 def text():

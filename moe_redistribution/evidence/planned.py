@@ -100,13 +100,26 @@ def _row_name(self, study, arm):
     return arm if isinstance(study, TrainingStudy) else f"{study.name}.{self.preset}/{arm}"
 
 # %% ../../nbs/5_evidence/02c_planned.ipynb #c0de0013
+def _beside_chance(contrasts:Sequence, dealt:dict):
+    """ValueError for a contrast of an arm whose choices were stored or learned (a key of `dealt`) where none sets that arm
+    beside the one whose choices have the same key and are dealt at random (its value)."""
+    asked = {frozenset((c.a, c.b)) for c in contrasts}
+    for c in contrasts:
+        for arm in {c.a, c.b} & {*dealt}:
+            if {arm, dealt[arm]} not in asked:
+                refuse(f"contrast {c.name}", f"another one of {arm} beside {dealt[arm]}, whose choices have the same key by chance",
+                       "none", fix=f"Contrast(…, a={arm!r}, b={dealt[arm]!r}, …)")
+
 def _planned_lines() -> dict:
-    "Study → table → the lines of the contrasts that stand beside it. `Faults`, a line each, for those that have none."
+    """Study → table → the lines of the contrasts that stand beside it. `Faults`, a line each, for those that have none, and
+    for a study whose `DEALT` names a choice that nothing sets beside chance."""
     known, out = of_studies("study", "STUDY"), {}
+    chance = of_studies("study", "DEALT", {})
     def add(study, c):
         for table, lines in c.lines(study).items(): out.setdefault(study.name, {}).setdefault(table, []).extend(lines)
-    check_all(*(lambda s=known[folder], c=c: add(s, c) for folder, own in of_studies("study", "CONTRASTS", ()).items()
-                for c in own))
+    planned = of_studies("study", "CONTRASTS", ())
+    check_all(*(lambda s=known[folder], c=c: add(s, c) for folder, own in planned.items() for c in own),
+              *(lambda own=own, d=chance[folder]: _beside_chance(own, d) for folder, own in planned.items()))
     return out
 
 def _with_lines(path:Path, lines:Sequence) -> str:

@@ -73,12 +73,13 @@ def _deal(how:str, n:int, E:int, k:int, g:torch.Generator, counts:torch.Tensor=N
     return out
 
 class _ByToken(_OwnRouter):
-    """A hash of the token, dealt as `DEALS` says. A `share` of the tokens goes to another expert at each step of a
-    training, and at the step `again` a new table is dealt."""
+    """A hash of the token, dealt as `DEALS` says. At each step of a training a `share` of the tokens goes to another
+    expert, and a share `silent` gets nothing of any. At the step `again` a new table is dealt."""
     def hold(self, W:torch.Tensor, d_vocab:int, T:int, deal:str="types", counts:torch.Tensor=None, share:float=0.,
-             again:int=None):
-        if not 0 <= share <= 1: refuse("share", "from 0 to 1", share, min(1, max(0, share)), "a share of the tokens")
-        self.share, self.again, self.by = share, again, (deal, d_vocab, counts)
+             again:int=None, silent:float=0.):
+        for x in (share, silent):
+            if not 0 <= x <= 1: refuse("share", "from 0 to 1", x, min(1, max(0, x)), "a share of the tokens")
+        self.share, self.again, self.silent, self.by = share, again, silent, (deal, d_vocab, counts)
         self.register_buffer("table", self.dealt())
     def dealt(self, *what:object):
         how, n, counts = self.by
@@ -89,6 +90,10 @@ class _ByToken(_OwnRouter):
         elsewhere = torch.rand(len(scores), device=scores.device) < self.share
         by = torch.randint(1, self.E, (len(scores), 1), device=scores.device) * elsewhere[:, None]
         return scores.gather(1, (torch.arange(self.E, device=scores.device) - by) % self.E)
+    def choose(self, scores:torch.Tensor):
+        weights, index = super().choose(scores)
+        if not (self.silent and self.training): return weights, index
+        return weights * (torch.rand(len(weights), 1, device=weights.device) >= self.silent), index
     def after(self, step:int):
         if step == self.again: self.table.copy_(self.dealt("again"))
 
@@ -149,13 +154,21 @@ class _Switching(_ByMap):
 
 class _StraightThrough(_ByMap):
     """A linear map of the stream. Weights that sum to 1, of which the sum has no gradient. From the step `until` on the
-    map does not move."""
-    def hold(self, W:torch.Tensor, d_vocab:int, T:int, until:int=None):
+    map does not move; `apart`: its gradient does not reach the stream."""
+    def hold(self, W:torch.Tensor, d_vocab:int, T:int, until:int=None, apart:bool=False):
         super().hold(W, d_vocab, T)
-        self.until = until
+        self.until, self.apart = until, apart
+    def scores(self, hidden:torch.Tensor): return super().scores(hidden.detach() if self.apart else hidden)
     def after(self, step:int):
         if self.until is not None and step >= self.until: self.weight.grad = None
     def weigh(self, kept:torch.Tensor): return kept / kept.sum(-1, keepdim=True).detach()
+
+class _OfToken(_StraightThrough):
+    "A linear map of the token alone, which has a vector, drawn once, as long as the stream's. Weights as `straight`."
+    def hold(self, W:torch.Tensor, d_vocab:int, T:int):
+        super().hold(W, d_vocab, T)
+        self.register_buffer("known", torch.randn(d_vocab, W.shape[1], generator=self.drawn("token")).to(W))
+    def scores(self, hidden:torch.Tensor): return super().scores(self.known[self.heard.ids.flatten()])
 
 # %% ../../nbs/4b_language/02b_routers.ipynb #5ta7d002
 class _Lagging(_StraightThrough):
@@ -216,7 +229,7 @@ class _ByExperts(_OwnRouter):
 # %% ../../nbs/4b_language/02b_routers.ipynb #8fcd3626
 OWN_ROUTERS = dict(learned=_ByMap, switch=_Switching, straight=_StraightThrough, hashed=_ByToken, placed=_ByPosition,
                    inputs=_ByText, rehashed=_ByChance, biased=_BySigmoid, expert_choice=_ByExperts, lagging=_Lagging,
-                   settling=_Settling)
+                   settling=_Settling, of_token=_OfToken)
 
 def _layers_with_routers(model:torch.nn.Module) -> dict:
     "Number of a layer → name of its router's module, a family's own or one that was put in."

@@ -20,7 +20,7 @@ from ..training.store import Damaged, seal, unseal
 from ..instruments.rows import rows, tidy
 from ..instruments.ablation import combine_edits, each_part
 from ..instruments.trace import trace
-from .weights import check_tokens_of, file_digest, weights_digest
+from .weights import check_tokens_of, file_digest, weights_digest, zoo_folder
 from .layers import probe_digest
 from .watched import transformers_here
 from .routing_edits import At, limit_of
@@ -41,6 +41,7 @@ byte_tokens.decode = lambda ids: bytes(i for i in ids if i < 256).decode(errors=
 def tokenizer_of(model:str|Path, d_vocab:int, special:bool=False):
     """A function from text to a list of token numbers: that of a folder or name on the hub, or bytes if model is None.
     With `special` its `begin` are the tokens that the tokenizer puts before a text, and every window begins so."""
+    if str(model).startswith("zoo:"): model = zoo_folder(model)
     if model is None:
         if special: refuse("special tokens", "a tokenizer that has some", "bytes", fix="leave them out")
         if d_vocab >= 256: return byte_tokens

@@ -20,7 +20,7 @@ from ..instruments.rows import table_file, tidy, write_frame
 from ..language.opened import LanguageModel, open_model
 from ..language.small import with_transformers
 from ..language.watched import EXPERT_FUNCTIONS
-from ..language.weights import DTYPES, model_name
+from ..language.weights import DTYPES, model_name, zoo_folder, zoo_text
 from ..language.streaming import text_file, tokenizer_of
 from ..language.loads import (compare_routes, comparison_table, load_map, loads_table,
                                                text_loads)
@@ -39,10 +39,10 @@ def add_model(p:ArgumentParser, tokens:int=None, told:str="stop after about so m
               topics:bool=False):
     "Arguments for a model and the text that it reads, or with `topics` the texts, each by the name of its topic."
     p.add_argument("--model", required=True, help="a folder that save_pretrained wrote, or a name on the hub")
-    if not topics: p.add_argument("--text", required=True, metavar="FILE", help="a text file")
+    if not topics: p.add_argument("--text", metavar="FILE", help="a text file (default, of a model of the zoo: the zoo's own)")
     else: p.add_argument("--text", required=True, action="append", metavar="TOPIC=FILE",
                          help="a text file, or a folder with a file for each document; once for each topic")
-    p.add_argument("--context", type=int, default=512, help="tokens of a window (default: 512)")
+    p.add_argument("--context", type=int, help="tokens of a window (default: 512, of a model of the zoo as many as it reads)")
     p.add_argument("--batch", type=int, default=8, help="windows at a time (default: 8)")
     p.add_argument("--tokens", type=int, default=tokens, help=told)
     p.add_argument("--bytes", action="store_true", help="the model reads bytes: no tokenizer is needed")
@@ -51,6 +51,11 @@ def add_model(p:ArgumentParser, tokens:int=None, told:str="stop after about so m
     p.add_argument("--dtype", default="auto", help="float32, bfloat16 … (default: as the weights are)")
     p.add_argument("--device-map", help="auto to spread a large model over devices (needs accelerate)")
     p.add_argument("--out", help="a .parquet or .csv file for its rows (default: out/MODEL.COMMAND.parquet)")
+
+def _context_of(args:Namespace) -> int:
+    "Tokens of a window: as asked, or as many as a model of the zoo was trained on, or 512."
+    if args.context is not None or not args.model.startswith("zoo:"): return 512 if args.context is None else args.context
+    return json.loads((zoo_folder(args.model) / "config.json").read_text())["max_position_embeddings"]
 
 # %% ../../nbs/7_record/04d_models.ipynb #36a955e9
 @contextmanager
@@ -69,8 +74,11 @@ def others_files(name:str):
 
 # %% ../../nbs/7_record/04d_models.ipynb #6127fd91
 def asked_of(args):
-    "(the file for rows, what a function of a text is told) of parsed arguments."
+    "(the file for rows, what a function of a text is told) of parsed arguments, in which text and context are filled in."
+    if not args.text:
+        args.text = zoo_text(args.model) if args.model.startswith("zoo:") else refuse("--text", "a text file", "none", fix="--text FILE")
     text_file(args.text)
+    args.context = _context_of(args)
     out = table_file(args.out or f"out/{model_name(args.model)}.{args.command}.parquet")
     return out, dict(context=args.context, batch=args.batch, tokens=args.tokens)
 
@@ -189,7 +197,7 @@ def _run_specialise(args:Namespace):
     if args.plot and Path(args.plot).suffix not in _PICTURES:
         refuse("--plot", f"a file that ends in {', '.join(_PICTURES)}", args.plot, fix=f"--plot {args.plot}.png")
     s, tokenize = opened_model(args, args.model)
-    with say_how_far(dict(context=args.context, batch=args.batch, tokens=args.tokens), out) as of:
+    with say_how_far(dict(context=_context_of(args), batch=args.batch, tokens=args.tokens), out) as of:
         found = specialise(s, texts, tokenize, **of)
     table = specialise_table(found, args.few)
     shown = table if args.json or args.csv else table[[c for c in table if c in SHOWN or c.startswith("below")]]

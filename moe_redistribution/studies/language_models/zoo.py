@@ -15,7 +15,8 @@ import torch
 from ...tasks.errors import choose, refuse
 from ...training.store import write_whole
 from ...instruments.rows import tidy
-from ...language.weights import file_digest, read_model
+from ...language.small import with_transformers
+from ...language.weights import ZOO_TEXT, file_digest, read_model
 from .study import LANGUAGE_ARMS, PARTS_RATE, STUDY, LanguageTrial
 
 # %% ../../../nbs/6_studies/language_models/03_zoo.ipynb #20050007
@@ -37,7 +38,17 @@ def _save(model, folder:Path):
     "A model as transformers saves it, at its place when it is whole."
     shutil.rmtree(half := folder.with_name(f"{folder.name}.half"), ignore_errors=True)
     model.save_pretrained(half)
+    _tokenizer().save_pretrained(half)
     half.rename(folder)
+
+def _tokenizer():
+    "The words of the language with spaces between them, as a tokenizer of transformers."
+    from tokenizers import Tokenizer
+    from tokenizers.models import WordLevel
+    from tokenizers.pre_tokenizers import WhitespaceSplit
+    own = Tokenizer(WordLevel({w: i for i, w in enumerate(_trial("none", 1).text.vocab)}))
+    own.pre_tokenizer = WhitespaceSplit()
+    return with_transformers().PreTrainedTokenizerFast(tokenizer_object=own)
 
 def _card(arm:str) -> str:
     "What stands beside the models of an arm."
@@ -53,9 +64,14 @@ Two layers, width 64, trained for {_SETTINGS['steps']:,} steps at a rate of {PAR
 language, of which no word is anybody's. A folder is a seed. What is no FFN begins as in every other arm of that seed. Choices of
 the FFN: {family}; of the training: {recipe or 'none of its own'}.
 
-Made by `moe-redistribution zoo --arm {arm} --out FOLDER`; its tokens are `zoo_windows` of `moe_redistribution.studies.language_models.zoo`. It is
-no model of a language that people speak, and has nothing to say to them.
+Made by `moe-redistribution zoo --arm {arm} --out FOLDER`. Its words are in each folder's tokenizer, and a text that it never read is `text.txt`, a
+window a line. It is no model of a language that people speak, and has nothing to say to them.
 """
+
+def _heldout_text() -> str:
+    "The windows that the study holds out, as words, one a line: cut by the lines' length, each window is a text of its own."
+    text, T = _trial("none", 1).text, _SETTINGS["sizes"]["T"]
+    return "".join(" ".join(text.vocab[i] for i in line) + "\n" for line in text.heldout(T - 1, _SETTINGS["heldout"]).tolist())
 
 def _check_folder(folder:Path, along:list):
     "ValueError for a model that is there, but not whole or without what was asked for along its training."
@@ -121,6 +137,7 @@ def make_zoo(
             if say: say(f"{arm}/{seed}, {len(made)} of {len(arms) * len(seeds)}")
             _make_one(folder, _trial(arm, seed), looks)
         write_whole(out / arm / "README.md", _card(arm).encode())
+    write_whole(out / ZOO_TEXT, _heldout_text().encode())
     sums = [f"{file_digest(out / f)}  {f}\n" for f in _own_files(out)]
     write_whole(out / "SHA256SUMS", "".join(sums).encode())
     return made

@@ -23,6 +23,7 @@ from .arms import STANDING_ARMS, standing_model, task_of
 # %% ../../../nbs/6_studies/standing_routes/02_study.ipynb #5e710005
 _LOOKS = 20
 _BALANCE = .01                                                          # weight of the balance loss of whatever is a map
+_MAPS = r"\.mlp\.gate\.weight$"
 
 class _StandingTrial(RoutedTrial):
     "One seed of an arm of a task, and all rows of it."
@@ -39,12 +40,13 @@ class _StandingTrial(RoutedTrial):
         "Trains a model of the arm `name` as a part of the job; its history."
         own = STANDING_ARMS[name]
         def after(model, step):
-            if own.settles and step == own.settles: settle(model, self.asked.shown)
+            if own.settles and step == own.settles: settle(model, self.asked.shown[:None if own.fills else 0])
             after_step(model, step)
         return train_part(self.desk, part, model, self.asked.batches, self.S["steps"], share, lr=self.rate, clip=0.,
                           schedule="constant", seed=self.seed, looks=min(_LOOKS, self.S["steps"]), after_backward=after,
                           loss_of=loss_with_balance(model, _BALANCE * own.balance, self.asked.loss),
-                          frozen=() if own.moves else (r"\.mlp\.gate\.weight$",), **choices)
+                          frozen=() if own.moves else (_MAPS,),
+                          rates=((_MAPS, own.map_rate),) if own.map_rate != 1 else (), **choices)
 
     def model(self, name:str) -> torch.nn.Module: return standing_model(name, self.asked, self.seed, self.S["sizes"])
 
@@ -97,7 +99,8 @@ def _standing_content(arm, settings):
     "What an arm's rows depend on: its router in full, its task's settings, and its rate."
     task, _, name = arm.partition("@")[0].partition("/")
     S, own = settings[task], asdict(STANDING_ARMS[name])
-    if own["balance"] == 1: del own["balance"]                            # is younger than the first rows
+    for n, usual in dict(balance=1., fills=True, map_rate=1., vector=False).items():       # are younger than the first rows
+        if own[n] == usual: del own[n]
     return [arm.partition("@")[0], own, {k: v for k, v in S.items() if k != "lr"} | dict(rate=rate_in(arm, S))]
 
 def _standing_seconds(arm, seeds, settings) -> float:
@@ -106,14 +109,16 @@ def _standing_seconds(arm, seeds, settings) -> float:
     return len(seeds) * S["steps"] * S["step_seconds"] * (2 if arm.endswith("/replayed") else 1)
 
 def _settings(steps:int=600, **levels) -> dict:
-    "The settings of both tasks."
+    "The settings of all tasks."
     sizes = dict(d=32, heads=2, h=64)
     BOOK = dict(n=500, letters=4, digits=5, batch=64, heldout=256, lr={"*": .003}, step_seconds=.02, sizes=sizes | dict(T=11))
     PAIRS = dict(d_vocab=48, noise=.1, batch=64, heldout=128, shown=8000, lr={"*": .003}, step_seconds=.022,
                  sizes=sizes | dict(T=16))
-    return {t: S | dict(steps=steps, levels=levels.get(t, {})) for t, S in dict(book=BOOK, pairs=PAIRS).items()}
+    SPELLED = dict(n=500, letters=10, answers=48, batch=64, lr={"*": .003}, step_seconds=.03, sizes=sizes | dict(T=10))
+    return {t: S | dict(steps=steps, levels=levels.get(t, {})) for t, S in dict(book=BOOK, pairs=PAIRS, spelled=SPELLED).items()}
 
 ROUTE_TASKS = ("book", "pairs")
+_TUNED = ("dense", "narrow", "hash", *(f"{a}{slow}" for a in ("learned", "learned_apart", "switch") for slow in ("", "_slow")))
 _PILOT, _UNSEEN, _NEWER = (901, 902, 903, 904), tuple(range(17, 25)), tuple(range(25, 33))
 SIXTEEN_SEEDS = ("learned", "hash", "kept", "first2", "last2", "counts", "first1", "last1", "first3", "last3", "map_kept",
             "exchange0.1", "turn", "chance", "again", "place", "lag100", "replayed")
@@ -134,7 +139,9 @@ STANDING_PRESETS = {
     "confounds": Preset("what a reader of the first rows asked, on seeds of its own", _both(_UNSEEN, "learned", "unbalanced", "hash",
                         "early", "kept", "token_kept", "prefix", "replayed"), 1, _settings()),
     "keys": Preset("what an untrained map is worth beside a hash of the same key, on seeds of its own",
-                   _both(_NEWER, "learned", "hash", "early", "early_token") | _of("pairs", _NEWER, "pair"), 1, _settings())}
+                   _both(_NEWER, "learned", "hash", "early", "early_token") | _of("pairs", _NEWER, "pair"), 1, _settings()),
+    "tuning": Preset("a learned router on a spelled book, until it is worth more than one expert's width",
+                     _of("spelled", _PILOT, *(f"{a}@{r}" for a in _TUNED for r in (.001, .003, .006))), 1, _settings())}
 STUDY = Study("standing_routes", "Should a route stand still?", STANDING_PRESETS, _standing_rows, _standing_seconds,
               content=_standing_content, threads=1)
 
