@@ -3,7 +3,7 @@
 (() => {
 "use strict";
 const RATES = [.125, .25, .5, 1, 2, 4, 8], SAID = {.125: "⅛", .25: "¼", .5: "½", 1: "1", 2: "2", 4: "4", 8: "8"};
-const PHONE = 620, TOLD = 400;                    // px from which names stand at the right; steps that a curve needs to be told
+const PHONE = 620, TOLD = 400, LIMIT = 8000;      // px from which names stand at the right; steps until it is told, and at most
 const byId = id => document.getElementById(id), percent = share => Math.round(100 * share) + "%";
 
 function node(tag, attributes = {}, inside = []) {
@@ -37,9 +37,9 @@ function frame(put, at, phone, nulls) {           // axes, the paper's rate, and
   for (const rate of RATES) put("text", {x: at.x(rate), y: at.high - at.bottom + 18, "text-anchor": "middle"}, SAID[rate]);
   put("text", {x: (at.left + at.width - at.right) / 2, y: at.high - 8, "text-anchor": "middle"},
       phone ? "how fast the FFN learns (1: as the rest)" : "how fast the FFN learns, beside the rest of the model (1: as fast)");
-  for (const {share, long, brief, above} of nulls) {
+  for (const {share, long, brief, dy} of nulls) {
     put("line", {class: "null", x1: at.left, x2: at.width - at.right, y1: at.y(share), y2: at.y(share)});
-    put("text", {class: "halo", x: phone ? at.width - at.right : at.width - at.right + 8, y: at.y(share) + (above ? -4 : phone ? 15 : 4),
+    put("text", {class: "halo", x: phone ? at.width - at.right : at.width - at.right + 8, y: at.y(share) + (phone ? dy > 9 ? 15 : -4 : dy),
                  "text-anchor": phone ? "end" : "start"}, phone ? brief : long);
   }
 }
@@ -57,7 +57,7 @@ function recorded(put, at, phone, arm) {          // one arm: its models as fain
   }
   const last = phone ? arm.points.find(p => p.rate === 2) : arm.points.at(-1);
   put("text", {class: "word " + arm.key, x: phone ? at.x(last.rate) : at.width - at.right + 8,
-               y: at.y(last.mean) + (phone ? arm.below ? 20 : -12 : arm.below ? 10 : 0), "text-anchor": phone ? "middle" : "start"}, arm.name);
+               y: at.y(last.mean) + (phone ? arm.dy > 0 ? 20 : -12 : 4 + arm.dy), "text-anchor": phone ? "middle" : "start"}, arm.name);
 }
 
 function draw(box, data, yours) {
@@ -103,9 +103,9 @@ function curve(job, seen) {                       // what is right with the FFN 
 
 class Bench {                                     // three models of one seed, each in a worker of its own
   constructor(root, data, landed) {
-    Object.assign(this, {root, data, landed, jobs: CHOSEN.map(j => ({...j, experts: 4})), workers: [], seen: [], kept: []});
+    Object.assign(this, {root, data, landed, jobs: CHOSEN.map(j => ({...j, experts: 4})), workers: [], seen: [], ended: []});
     this.build();
-    document.addEventListener("visibilitychange", () => this.tell({paused: document.hidden}));
+    document.addEventListener("visibilitychange", () => this.tell({do: document.hidden ? "pause" : "resume"}));
   }
   find(what) { return this.root.querySelector(what); }
   tell(message) { for (const w of this.workers) w.postMessage(message); }
@@ -123,7 +123,7 @@ class Bench {                                     // three models of one seed, e
                               this.panels, this.said, this.cost);
     this.go.onclick = () => this.start();
     this.halt.onclick = () => this.stop("Stopped. What is in the picture stays.");
-    this.keep.onclick = () => this.save();
+    this.keep.onclick = () => this.tell({do: "keep"});
   }
   panel(job, i) {
     const choice = (key, said, options) => {
@@ -160,60 +160,64 @@ class Bench {                                     // three models of one seed, e
       this.cost.textContent = "";
       return;
     }
-    this.stop("Training on your processor; nothing leaves this tab.");
+    for (const w of this.workers) w.terminate();
+    this.workers = [];
+    this.cost.textContent = "Training on your processor; nothing leaves this tab.";
     this.began = performance.now();
-    this.seen = this.jobs.map(() => []), this.kept = [];
+    this.seen = this.jobs.map(() => []), this.ended = [];
     this.said.textContent = "";
     this.running(true);
     this.workers = this.jobs.map((job, i) => {
       this.state(i, "starts …"), this.show(i);
-      const worker = globalThis.trainerWorker();
+      const worker = globalThis.startTrainer(), says = {"no simd": () => this.cannot(), curve: m => this.follow(i, m), done: m => this.end(i, m),
+        ready: () => worker.postMessage({do: "train", id: i, seed, until: "first1000", limit: LIMIT, ...job}), kept: m => this.save(i, m)};
       worker.onerror = () => this.cannot();
-      worker.onmessage = ({data}) => data.cannot ? this.cannot() : this.hear(i, data);
-      worker.postMessage({train: {...job, seed}});
+      worker.onmessage = ({data}) => says[data.says]?.(data);
       return worker;
     });
   }
   running(on) {
-    this.go.disabled = on, this.halt.hidden = !on, this.keep.hidden = on || !this.kept.length;
+    this.go.disabled = on, this.halt.hidden = !on, this.keep.hidden = on || !this.ended.length;
     for (const select of this.root.querySelectorAll("select")) select.disabled = on;
   }
-  stop(said) {
-    for (const w of this.workers) w.terminate();
-    this.workers = [];
+  stop(said) {                                    // workers stay: a model that is trained can be kept
+    this.tell({do: "stop"});
     this.running(false);
     this.cost.textContent = said;
   }
   cannot() { this.stop("This browser has no WebAssembly SIMD and cannot train here. The recorded models are in the picture."); }
 
-  hear(i, m) {
+  follow(i, m) {
     this.seen[i].push(m), this.show(i);
-    const end = m.done ? m.never ? `; not one look at ${m.step} steps found every sum right, and we stopped` : `, ${m.seconds.toFixed(1)} s` : "";
-    this.state(i, `step ${m.step}: ${m.sums} of 1,000 sums right${end}`, percent(m.left));
+    this.state(i, `step ${m.step}: ${Math.round(1000 * m.exact)} of 1,000 sums right, ${m.seconds.toFixed(1)} s`, percent(m.left));
     const last = this.seen.map(s => s.at(-1));
-    if (last.every(s => s && (s.step >= TOLD || s.done))) this.said.textContent = this.verdict(last);
-    if (!m.done) return;
-    this.kept[i] = m.model;
-    if (!m.never) this.landed({arm: this.jobs[i].arm, rate: this.jobs[i].rate, left: m.left});
-    if (last.every(s => s?.done)) {
-      const seconds = ((performance.now() - this.began) / 1000).toFixed(1);
-      this.stop(`Three models in ${seconds} s; those with every sum right are diamonds in the picture. A seed draws other numbers here than ` +
-                "in the package. Change the seed, a rate or a kind, and train again.");
-    }
+    if (last.every((s, k) => s && (s.step >= TOLD || this.ended[k]))) this.said.textContent = this.verdict(last);
+  }
+  end(i, m) {
+    if (m.how === "stopped") return;
+    const {arm, rate} = this.jobs[i], right = m.how === "first1000";
+    this.ended[i] = m.how;
+    if (right) this.landed({arm, rate, left: m.left});
+    else this.state(i, m.how === "never" ? `After ${m.step} steps it has not had every sum right, and is not in the picture.`
+      : "Its loss is no number any more, and it is not in the picture.");
+    if ([...this.ended].filter(Boolean).length < this.jobs.length) return;
+    this.said.textContent = this.verdict(this.seen.map(s => s.at(-1)));
+    const seconds = ((performance.now() - this.began) / 1000).toFixed(1);
+    this.stop(`Three models in ${seconds} s; those with every sum right are diamonds in the picture. A seed draws other numbers here than in ` +
+              "the package. Change the seed, a rate or a kind, and train again.");
   }
   verdict(last) {                                 // what these three showed, and how the recorded seeds went
-    const words = this.jobs.map((job, i) => `${called(job)} ${percent(last[i].left)}`), soon = last.every(s => s.done) ? "" : " so far";
+    const words = this.jobs.map((job, i) => `${called(job)} ${percent(last[i].left)}`), soon = [...this.ended].filter(Boolean).length === 3 ? "" : " so far";
     const asked = this.jobs.every((j, i) => j.arm === CHOSEN[i].arm && j.rate === CHOSEN[i].rate && j.experts === 4);
     if (!asked) return `Right without the FFN${soon}: ${words.join(", ")}.`;
     const {ahead, n} = this.data.slow, more = last[2].left > last[1].left;
     return `Right without the FFN${soon}: ${words.join(", ")}. ${more ? "Slow dense keeps more than the mixture, as" : "Here the mixture keeps more; slow dense does"}` +
       ` in ${ahead} of ${n} recorded seeds.`;
   }
-  save() {
-    const text = JSON.stringify(this.kept.filter(Boolean)), link = node("a", {download: `trained_here_seed${this.seed.value}.json`,
-      href: URL.createObjectURL(new Blob([text], {type: "application/json"}))});
-    link.click();
-    setTimeout(() => URL.revokeObjectURL(link.href), 1000);
+  save(i, {text}) {
+    const file = URL.createObjectURL(new Blob([text], {type: "application/json"}));
+    node("a", {download: `${called(this.jobs[i]).replaceAll(" ", "_")}_seed${this.seed.value}.json`, href: file}).click();
+    setTimeout(() => URL.revokeObjectURL(file), 1000);
   }
 }
 

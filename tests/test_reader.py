@@ -116,7 +116,7 @@ def test_a_count_of_claims_or_numbers_says_of_which_paper(page):
             if re.search(rf"(?<![\d,.]){n:,} (printed )?(claims|numbers|rows)\b", s) and not re.search(words, s)]
     assert not bare, bare
 
-@pytest.mark.parametrize("page", ["index.ipynb", "status.ipynb", "figures_tables.ipynb", "papers.ipynb",
+@pytest.mark.parametrize("page", ["status.ipynb", "figures_tables.ipynb", "papers.ipynb",
                                   "6_studies/sparsity_moves/9z_ledger.ipynb"])
 def test_what_papers_print_is_counted_without_cells_that_have_no_number(page):
     numbers = recorded_numbers()

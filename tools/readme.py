@@ -63,7 +63,7 @@ def prepare(cell, files):
     if cell.cell_type != "code":
         return None
     options = directives(cell.source)
-    if options.keys() & {"hide", "export", "exporti", "default_exp"} or options.get("include") == "false":
+    if options.keys() & {"hide", "export", "exporti", "default_exp"} or "false" in (options.get("include"), options.get("readme")):
         return None
     if options.get("output") == "false":
         cell.outputs = []

@@ -182,7 +182,8 @@ DEALT = {f"{t}/{stored}": f"{t}/{by_chance}" for t in ROUTE_TASKS for stored, by
 def _contrast(task, family, pair) -> Contrast:
     (a, b), (expects, said), later = pair.split("-"), _SAID.get(pair, ("+", "")), family in _LATER_SEEDS
     return Contrast(f"{task}.{pair}", f"{task}/{a}", f"{task}/{b}", metric="mean_loss", seeds=_LATER_SEEDS.get(family, range(1, 17)),
-                    null="none", margin=STANDING_MARGINS[task], preset=dict(parts="chance").get(family, family) if later else "decide", family=f"{task}_{family}",
+                    null="none", margin=STANDING_MARGINS[task],
+                    preset=dict(parts="chance").get(family, family) if later else "decide", family=f"{task}_{family}",
                     expects=expects, power=(f"{task}/learned", f"{task}/hash") if said and expects == "0" else (),
                     says=said and f"{_WHERE[task]}, {said}.", page="6_studies/standing_routes/41_standing_routes.ipynb")
 CONTRASTS = [_contrast(t, family, pair) for t in ROUTE_TASKS for family, pairs in _ASKED.items() for pair in pairs]
