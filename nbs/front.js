@@ -145,7 +145,10 @@ class Bench {                                     // three models of one seed, e
     const panel = this.panels.children[i], name = panel.querySelector("b");
     name.textContent = called(job);
     name.className = "word " + job.arm;
-    panel.querySelector(".experts").hidden = !["mixture", "frozen"].includes(job.arm);
+    const experts = panel.querySelector(".experts");
+    experts.hidden = !["mixture", "frozen"].includes(job.arm);
+    experts.options[0].disabled = job.arm === "frozen";               // one expert has no router to freeze
+    if (job.arm === "frozen" && job.experts === 1) job.experts = experts.value = 4;
   }
   show(i) { this.panels.children[i].querySelector(".curve").replaceChildren(curve(this.jobs[i], this.seen[i] ?? [])); }
   state(i, said, share = "") {

@@ -89,7 +89,7 @@ function weights(model) {
 
 // ---- what is shown --------------------------------------------------------------------------------------------------
 const PLACES = ["ones", "tens", "hundreds", "thousands"], SHORT = ["ones", "tens", "hund.", "thou."];
-const INK = "#222", QUIET = "#595959";
+const INK = "currentColor";
 const FFN = {on: "on", zero: "at zero", mean: "at its mean"}, COPIES = {allowed: "allowed", out: "ruled out"};
 const MODELS = {dense: "dense", "slow dense": "slow dense", mixture: "mixture", "frozen router": "mixture, frozen router"};
 const percent = p => `${Math.round(100 * p)}%`;

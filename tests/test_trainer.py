@@ -161,14 +161,14 @@ def test_the_kernel_is_the_one_whose_sum_is_written_down():
         assert hashlib.sha256((TRAINER / file).read_bytes()).hexdigest() == digest, file
 
 def test_the_page_holds_this_kernel_and_is_small():
-    text, kernel = (TRAINER / "trainer.js").read_text(), (TRAINER / "kernel.wasm").read_bytes()
+    text, kernel = (ROOT / "nbs/trainer.js").read_text(), (TRAINER / "kernel.wasm").read_bytes()
     assert base64.b64encode(kernel).decode() in text
     assert len(text.encode()) <= 30_000
 
 @with_node
 def test_the_page_is_made_of_the_text_beside_it(tmp_path):
     node(TRAINER / "build.mjs", "--page", "--to", tmp_path)
-    assert (tmp_path / "trainer.js").read_text() == (TRAINER / "trainer.js").read_text()
+    assert (tmp_path / "trainer.js").read_text() == (ROOT / "nbs/trainer.js").read_text()
 
 @with_node
 @pytest.mark.skipif(not (TRAINER / "node_modules/assemblyscript").exists(), reason="no asc: npm install in trainer/")
@@ -199,7 +199,7 @@ new Function("self", require("fs").readFileSync("FILE", "utf8") + ";trainerSourc
 def talk(react:str, end:str, before:str=""):
     "Everything that the built worker says, until it says `end`, to a page that reacts to each message `m` so."
     text = before + TALK.replace("REACT", f"function react(m) {{ {react} }}").replace("END", json.dumps(end))
-    return json.loads(node("-e", text.replace("FILE", (TRAINER / "trainer.js").as_posix())))
+    return json.loads(node("-e", text.replace("FILE", (ROOT / "nbs/trainer.js").as_posix())))
 
 TRAIN = "if (m.says === 'ready') tell({do: 'train', id: 7, arm: 'mixture', experts: 3, rate: .5, seed: 5, limit: 50});"
 
