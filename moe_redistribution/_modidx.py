@@ -3675,6 +3675,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '', 'doc_host': '', 'git_url
                                                                                              'moe_redistribution/record/work.py'),
                                                 'moe_redistribution.record.work._carry_all': ( '7_record/work.html#_carry_all',
                                                                                                'moe_redistribution/record/work.py'),
+                                                'moe_redistribution.record.work._kept_run': ( '7_record/work.html#_kept_run',
+                                                                                              'moe_redistribution/record/work.py'),
                                                 'moe_redistribution.record.work._missing': ( '7_record/work.html#_missing',
                                                                                              'moe_redistribution/record/work.py'),
                                                 'moe_redistribution.record.work._names_with_steps': ( '7_record/work.html#_names_with_steps',

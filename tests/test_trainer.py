@@ -11,6 +11,7 @@ from functools import cache
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -22,6 +23,7 @@ from moe_redistribution.models.population import check_population, member, predi
 from moe_redistribution.tasks.data import SEEDS, draw, training_pool
 from moe_redistribution.tasks.task import digits, exact, get_task
 from moe_redistribution.training.loop import init_members, train_interval, unflatten
+from moe_redistribution.record.cli import main
 from tiers import first
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -211,6 +213,20 @@ def test_what_a_tab_keeps_the_library_loads_and_reads_alike():
     check_population(params, c := condition(text["condition"]))
     assert (c.name, c.ffn_lr, text["seed"], text["steps"]) == (done["condition"], .5, 5, 50)
     np.testing.assert_allclose([curve["digits"], curve["exact"], curve["left"]], readings(params, c), rtol=0, atol=1e-6)
+
+@with_node
+def test_what_a_tab_keeps_is_measured_by_a_command(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    said = talk("if (m.says === 'ready') tell({do: 'train', id: 1, arm: 'narrow', rate: 2, seed: 3, until: 'first256'});"
+                "if (m.says === 'done') tell({do: 'keep'});", "kept")
+    Path("mine.json").write_text(said[-1]["text"])
+    assert main(["measure", "mine.json", "--instrument", "copying"]) == 0
+    r = pd.read_parquet("out/rows.parquet")
+    assert set(r["condition"]) == {"add7/ffn-h64-silu+ffnlr2"} and set(r["stream"]) == {"tab"} and set(r["rule"]) == {"first256"}
+    r = r[(r["site"] == "ffn_out") & (r["edit"] == "mean") & (r["metric"] == "digits_no_copy") & r["position"].isin(["o1", "o2"])]
+    assert abs(r["value"].mean() - said[-2]["left"]) < 1e-6
+    Path("other.json").write_text("{}")
+    assert main(["measure", "other.json"]) == 2 and "Keep, beside Train" in capsys.readouterr().err
 
 @with_node
 def test_a_seed_that_never_gets_there_ends_with_a_word():

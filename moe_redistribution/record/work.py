@@ -10,19 +10,21 @@ from collections.abc import Sequence
 from argparse import ArgumentParser, Namespace
 from dataclasses import replace
 from pathlib import Path
-import sys, time
+import base64, json, sys, time
 
 import pandas as pd
+import torch
 from ..tasks.commands import Line, add_form, add_steps, command, read_seeds, show_table
 from ..tasks.data import SEEDS, STREAMS
 from ..tasks.errors import choose, refuse
 from ..models.condition import RECIPES, condition
+from ..models.population import check_population
 from ..training.engine import long_way
 from ..training.executors import processes
 from ..training.groups import Training, check_work, split_groups, train
 from ..training.jobs import begin_again, run_all, missing_jobs, estimate
 from ..training.loop import UNTIL
-from ..training.store import Store, home
+from ..training.store import Run, Store, home
 from ..training.study import (import_studies, STUDIES, Study, of_studies, study_jobs, study_of, study_state,
                                                training_studies, TrainingStudy, why_fixed)
 from ..evidence.printed import study_tables
@@ -154,7 +156,7 @@ def _run_train(args:Namespace):
 
 # %% ../../nbs/7_record/04a_work.ipynb #6a934fc5
 def _add_measure(p:ArgumentParser):
-    p.add_argument("conditions", nargs="+", help="names such as add7/moe-e4k1-h256-silu+frozen")
+    p.add_argument("conditions", nargs="+", help="names such as add7/moe-e4k1-h256-silu+frozen, or files that the front page kept")
     p.add_argument("--instrument", help="ablation, attribution, patching … (default: all that fit)")
     p.add_argument("--seeds", help="42,137 or 1-128 (default: the paper's five)")
     p.add_argument("--stream", default="authors", help=f"one of {', '.join(STREAMS)} (default: authors)")
@@ -173,6 +175,22 @@ def _missing(name, stream, seeds, recorded):
     refuse("measure", f"stored or recorded runs of {name} in stream {stream}",
            f"none of seeds {', '.join(map(str, seeds))}", fix=f"moe-redistribution train {name}"
            + f", or --seeds {others}, which are recorded" * bool(others))
+
+# %% ../../nbs/7_record/04a_work.ipynb #7ab0f11f
+_TAB = "tab"
+
+def _kept_run(path:str) -> Run:
+    """The model that the front page's trainer kept in a file, as a run of the stream `tab`, with weights by the rule that ended its
+    training. ValueError for another file, a training that no rule ended, and weights that are not its condition's."""
+    try: x = json.loads(Path(path).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as e: x = f"{type(e).__name__}: {e}"
+    told = x.get("how", "another file") if isinstance(x, dict) else x
+    if told not in ("first256", "first1000"): refuse(path, "a model with every sum right that the front page kept", told, fix="Keep, beside Train")
+    def tensor(w): return torch.frombuffer(bytearray(base64.b64decode(w["float32"])), dtype=torch.float32).view(w["shape"])
+    weights, own = {n: tensor(w) for n, w in x["weights"].items()}, condition(x["condition"])
+    check_population({n: w[None] for n, w in weights.items()}, own)
+    step = dict(step=x["steps"])
+    return Run(own, x["seed"], _TAB, {told: weights}, pd.DataFrame(), dict(failed=None, rules={told: step}) | step)
 
 # %% ../../nbs/7_record/04a_work.ipynb #b5b6f400
 def _what_there_is(name:str, seeds:Sequence[int], stream:str, wanted) -> tuple:
@@ -205,7 +223,8 @@ def _rows_measured(todo, stream:str) -> list:
 def _run_measure(args:Namespace):
     stream, todo, found, out = choose("stream", args.stream, STREAMS), [], [], table_file(args.out)
     seeds = SEEDS if args.seeds is None else read_seeds(args.seeds)
-    names = _names_with_steps(args.conditions, args.steps)
+    kept = [_kept_run(x) for x in args.conditions if x.endswith(".json")]
+    names = _names_with_steps([x for x in args.conditions if not x.endswith(".json")], args.steps)
     # all that is wrong is said before any work
     for name in dict.fromkeys(check_work(n, seeds, stream, "selected").name for n in names.values()):
         runs, recorded = _what_there_is(name, seeds, stream, wanted := instruments_asked(name, args.instrument))
@@ -215,6 +234,9 @@ def _run_measure(args:Namespace):
         print(f"{n} lacks " + "; ".join(f"{', '.join(x)} ({i})" for i, x in misfits(n).items()), file=sys.stderr)
     out.parent.mkdir(parents=True, exist_ok=True)
     found += _rows_measured(todo, stream)
+    for r in kept:
+        wanted = instruments_asked(r.condition.name, args.instrument).values()
+        found += [measure([r], r.condition.name, [*r.weights], _TAB, x.rows) for x in wanted]
     if not sum(map(len, found)):
         refuse("measure", "runs at a checkpoint", "none that reached one or the end",
                fix=f"moe-redistribution train {todo[0][0]} --until full")
