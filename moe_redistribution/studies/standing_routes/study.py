@@ -114,7 +114,8 @@ def _settings(steps:int=600, **levels) -> dict:
     BOOK = dict(n=500, letters=4, digits=5, batch=64, heldout=256, lr={"*": .003}, step_seconds=.02, sizes=sizes | dict(T=11))
     PAIRS = dict(d_vocab=48, noise=.1, batch=64, heldout=128, shown=8000, lr={"*": .003}, step_seconds=.022,
                  sizes=sizes | dict(T=16))
-    SPELLED = dict(n=500, letters=10, answers=48, batch=64, lr={"*": .003}, step_seconds=.03, sizes=sizes | dict(T=10))
+    SPELLED = dict(n=500, letters=10, answers=48, batch=64, lr={"*": .003, "dense": .001}, step_seconds=.03,
+                   sizes=sizes | dict(T=10))
     return {t: S | dict(steps=steps, levels=levels.get(t, {})) for t, S in dict(book=BOOK, pairs=PAIRS, spelled=SPELLED).items()}
 
 ROUTE_TASKS = ("book", "pairs")
@@ -144,14 +145,17 @@ STANDING_PRESETS = {
                    _both(_NEWER, "learned", "hash", "early", "early_token") | _of("pairs", _NEWER, "pair"), 1, _settings()),
     "chance": Preset("stored choices beside chance, a router that reads the token alone, and tokens that get nothing",
                      _both(_NEWEST, "narrow", *_BESIDE_CHANCE) | _of("pairs", _NEWEST, "pair"), 1, _settings()),
+    "worth": Preset("a tuned router where the right expert hangs on what was read, on seeds of its own",
+                    _of("spelled", _NEWEST, "dense", "narrow", "learned_apart", "hash", "prefix", "kept", "late_text", "token_map"), 1, _settings()),
     "tuning": Preset("a learned router on a spelled book, until it is worth more than one expert's width",
                      _of("spelled", _PILOT, *(f"{a}@{r}" for a in _TUNED for r in (.001, .003, .006))), 1, _settings())}
 STUDY = Study("standing_routes", "Should a route stand still?", STANDING_PRESETS, _standing_rows, _standing_seconds,
               content=_standing_content, threads=1)
 
 # %% ../../../nbs/6_studies/standing_routes/02_study.ipynb #5e71a002
-STANDING_MARGINS = dict(book=.09, pairs=.06)                          # a quarter of what the pilot's width bought
-_WHERE = dict(book="on a phone book of 500 entries", pairs="on a language of pairs")
+STANDING_MARGINS = dict(book=.09, pairs=.06, spelled=.17)             # a quarter of what the pilot's width bought
+_WHERE = dict(book="on a phone book of 500 entries", pairs="on a language of pairs",
+              spelled="on a book of 500 entries that are spelled in two letters, at the last step")
 _SAID = {"kept-hash": ("0", "routes that a learned router had after a fifth of the training, kept from then on, lose as little as a hash"),
          "first2-last2": ("-", "a hash in the first two of four layers loses less than one in the last two"),
          "counts-hash": ("0", "a hash that balances how frequent tokens are loses as much as one that deals as many to each expert"),
@@ -162,6 +166,9 @@ _SAID = {"kept-hash": ("0", "routes that a learned router had after a fifth of t
                            "lose less than routes by the same key that are dealt by chance at that step"),
          "token_kept-late_token": ("-", "the expert of each token, kept from a fifth of the training on, loses less than one that is dealt "
                                   "by chance at that step"),
+         "learned_apart-narrow": ("-", "a router that learns loses less than one dense FFN of a single expert's width"),
+         "learned_apart-hash": ("-", "a router that learns loses less than a hash of the token"),
+         "prefix-hash": ("-", "a hash of all that was read loses less than a hash of the token"),
          "token_map-hash": ("+", "a router that learns and reads nothing but the token loses more than a hash of the token"),
          "silent0.1-hash": ("+", "a hash of the token loses more where a tenth of the tokens gets nothing of the FFN at each step, "
                             "though no route changes"),
@@ -175,13 +182,13 @@ _ASKED = dict(still=("kept-hash", "kept-learned", "replayed-hash", "map_kept-lea
               keys=("early_token-learned", "early_token-hash"),
               chance=("kept-late_text", "token_kept-late_token"),
               parts=("token_map-hash", "token_map-learned", "silent0.1-hash", "exchange0.1-silent0.1", "hash-vector", "vector-narrow"))
-_LATER_SEEDS = dict(confounds=_UNSEEN, keys=_NEWER, chance=_NEWEST, parts=_NEWEST)
+_LATER_SEEDS = dict(confounds=_UNSEEN, keys=_NEWER, chance=_NEWEST, parts=_NEWEST, worth=_NEWEST)
 DEALT = {f"{t}/{stored}": f"{t}/{by_chance}" for t in ROUTE_TASKS for stored, by_chance in dict(
     kept="late_text", token_kept="late_token", early_token="hash", early=dict(book="prefix", pairs="pair")[t],
     replayed=dict(book="prefix", pairs="pair")[t]).items()}
 def _contrast(task, family, pair) -> Contrast:
     (a, b), (expects, said), later = pair.split("-"), _SAID.get(pair, ("+", "")), family in _LATER_SEEDS
-    return Contrast(f"{task}.{pair}", f"{task}/{a}", f"{task}/{b}", metric="mean_loss", seeds=_LATER_SEEDS.get(family, range(1, 17)),
+    return Contrast(f"{task}.{pair}", f"{task}/{a}", f"{task}/{b}", metric="loss" if task == "spelled" else "mean_loss", seeds=_LATER_SEEDS.get(family, range(1, 17)),
                     null="none", margin=STANDING_MARGINS[task],
                     preset=dict(parts="chance").get(family, family) if later else "decide", family=f"{task}_{family}",
                     expects=expects, power=(f"{task}/learned", f"{task}/hash") if said and expects == "0" else (),
@@ -189,3 +196,6 @@ def _contrast(task, family, pair) -> Contrast:
 CONTRASTS = [_contrast(t, family, pair) for t in ROUTE_TASKS for family, pairs in _ASKED.items() for pair in pairs]
 CONTRASTS.append(_contrast("pairs", "keys", "early-pair"))            # the book's key is all that was read: `prefix`
 CONTRASTS += [_contrast("book", "chance", "early-prefix"), _contrast("pairs", "chance", "replayed-pair")]
+CONTRASTS += [_contrast("spelled", "worth", pair) for pair in (
+    "learned_apart-narrow", "learned_apart-hash", "learned_apart-prefix", "prefix-hash", "kept-late_text", "token_map-hash")]
+DEALT["spelled/kept"] = "spelled/late_text"
