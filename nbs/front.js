@@ -21,7 +21,7 @@ function svg(tag, attributes, said) {
 
 // ---- the picture ----------------------------------------------------------------------------------------------------
 function axesOf(width, phone) {                   // where a rate and a share stand, in pixels
-  const left = 44, right = phone ? 10 : 178, top = 30, bottom = 46, high = phone ? 400 : 430;
+  const left = 44, right = phone ? 10 : 200, top = phone ? 50 : 30, bottom = 46, high = phone ? 400 : 430;
   const step = (width - left - right - 50) / (RATES.length - 1), beside = {dense: -.1, narrow: 0, mixture: .1, frozen: .2};
   return {left, right, top, bottom, high, width,
     x: (rate, arm) => left + 26 + step * (Math.log2(rate) + 3 + (beside[arm] ?? 0)),
@@ -29,9 +29,10 @@ function axesOf(width, phone) {                   // where a rate and a share st
 }
 
 function frame(put, at, phone, nulls) {           // axes, the paper's rate, and what a guess and a copy get
-  put("rect", {class: "band", x: at.x(1) - 34, width: 68, y: at.top - 4, height: at.high - at.top - at.bottom + 4});
+  const half = phone ? 17 : 34;
+  put("rect", {class: "band", x: at.x(1) - half, width: 2 * half, y: at.top - 4, height: at.high - at.top - at.bottom + 4});
   put("text", {x: at.x(1), y: at.top - 10, "text-anchor": "middle"}, "the paper's rate");
-  put("text", {x: 0, y: at.top - 10}, phone ? "right without FFN" : "digits right without the FFN");
+  put("text", {x: 0, y: at.top - (phone ? 30 : 10)}, "digits right without the FFN");
   for (const share of [0, .25, .5, .75, 1]) put("text", {x: at.left - 6, y: at.y(share) + 4, "text-anchor": "end"}, percent(share));
   put("line", {class: "axis", x1: at.left, x2: at.width - at.right, y1: at.y(0), y2: at.y(0)});
   for (const rate of RATES) put("text", {x: at.x(rate), y: at.high - at.bottom + 18, "text-anchor": "middle"}, SAID[rate]);
@@ -55,9 +56,10 @@ function recorded(put, at, phone, arm) {          // one arm: its models as fain
     put("line", {class: "ci " + arm.key, x1: at.x(p.rate, arm.key), x2: at.x(p.rate, arm.key), y1: at.y(p.lo), y2: at.y(p.hi)});
     put("circle", {class: arm.key + (p.unseen ? " full" : " open"), cx: at.x(p.rate, arm.key), cy: at.y(p.mean), r: phone ? 3.5 : 4.8});
   }
-  const last = phone ? arm.points.find(p => p.rate === 2) : arm.points.at(-1);
+  const last = phone ? arm.points.find(p => p.rate === (arm.dy > 0 ? .25 : 2)) : arm.points.at(-1);
   put("text", {class: "word " + arm.key, x: phone ? at.x(last.rate) : at.width - at.right + 8,
-               y: at.y(last.mean) + (phone ? arm.dy > 0 ? 20 : -12 : 4 + arm.dy), "text-anchor": phone ? "middle" : "start"}, arm.name);
+               y: at.y(last.mean) + (phone ? arm.dy > 0 ? 26 : -14 : 4 + arm.dy), "text-anchor": phone ? "middle" : "start"},
+      phone ? arm.key : arm.name);
 }
 
 function draw(box, data, yours) {
@@ -73,19 +75,19 @@ function draw(box, data, yours) {
   for (const m of yours) {
     const x = at.x(m.rate, m.arm), y = at.y(m.left), d = phone ? 6 : 8;
     put("path", {class: "yours " + m.arm, d: `M${x} ${y - d}L${x + d} ${y}L${x} ${y + d}L${x - d} ${y}Z`});
-  }
-  if (yours.length) {
-    const m = yours.at(-1);
-    put("text", {class: "yours", x: at.x(m.rate, m.arm) + 13, y: at.y(m.left) + 5}, "yours");
+    const usual = !routed(m) || m.experts === 4, last = m === yours.at(-1);
+    if (last || !usual) put("text", {class: "yours", x: x + 13, y: y + 5}, usual ? "yours" : `yours, ${m.experts}`);
   }
   box.replaceChildren(picture);
 }
 
 // ---- the trainer ----------------------------------------------------------------------------------------------------
 const ARMS = {dense: "dense", mixture: "mixture", frozen: "frozen router", narrow: "narrow"};
-const CHOSEN = [{arm: "dense", rate: 1}, {arm: "mixture", rate: 1}, {arm: "dense", rate: .125}];
-const called = ({arm, rate, experts}) => `${rate < 1 ? "slow " : rate > 1 ? "fast " : ""}${ARMS[arm]}` +
-  (experts && experts !== 4 ? ` of ${experts}` : "");
+const CHOSEN = [{arm: "dense", rate: 1, experts: 4}, {arm: "mixture", rate: 1, experts: 4}, {arm: "dense", rate: .125, experts: 4}];
+const routed = job => ["mixture", "frozen"].includes(job.arm);
+const called = job => `${job.rate < 1 ? "slow " : job.rate > 1 ? "fast " : ""}${ARMS[job.arm]}` + (job.rate !== 1 && job.rate !== .125 ?
+  ` at ${SAID[job.rate]}` : "") + (routed(job) && job.experts !== 4 ? `, ${job.experts} expert${job.experts > 1 ? "s" : ""}` : "");
+const same = (a, b) => a.arm === b.arm && a.rate === b.rate && (!routed(a) || a.experts === b.experts);
 
 function curve(job, seen) {                       // what is right with the FFN and without, every 50 steps
   const W = 320, H = 72, most = Math.max(TOLD, ...seen.map(m => m.step)), now = seen.at(-1);
@@ -103,7 +105,7 @@ function curve(job, seen) {                       // what is right with the FFN 
 
 class Bench {                                     // three models of one seed, each in a worker of its own
   constructor(root, data, landed) {
-    Object.assign(this, {root, data, landed, jobs: CHOSEN.map(j => ({...j, experts: 4})), workers: [], seen: [], ended: []});
+    Object.assign(this, {root, data, landed, jobs: CHOSEN.map(job => ({...job})), trained: [], workers: [], seen: [], ended: []});
     this.build();
     document.addEventListener("visibilitychange", () => this.tell({do: document.hidden ? "pause" : "resume"}));
   }
@@ -111,7 +113,7 @@ class Bench {                                     // three models of one seed, e
   tell(message) { for (const w of this.workers) w.postMessage(message); }
 
   build() {
-    const seed = node("input", {type: "number", min: 0, max: 99999, step: 1, value: 7, inputmode: "numeric"});
+    const seed = node("input", {type: "number", min: 0, max: 99999, step: 1, value: 1, inputmode: "numeric"});
     this.seed = seed;
     this.go = node("button", {type: "button", class: "go"}, "Train three models");
     this.halt = node("button", {type: "button", class: "plain", hidden: ""}, "Stop");
@@ -129,7 +131,10 @@ class Bench {                                     // three models of one seed, e
     const choice = (key, said, options) => {
       const select = node("select", {"aria-label": `${said}, model ${i + 1}`}, options.map(([value, word]) =>
         node("option", {value, ...(String(job[key]) === String(value) ? {selected: ""} : {})}, word)));
-      select.onchange = () => { job[key] = key === "arm" ? select.value : Number(select.value); this.rename(job, i); };
+      select.onchange = () => {                   // what was trained before goes from the panel; its diamond stays
+        job[key] = key === "arm" ? select.value : Number(select.value);
+        this.rename(job, i), this.forget(i);
+      };
       return select;
     };
     const experts = choice("experts", "number of experts", [1, 2, 3, 4, 5, 6, 7, 8].map(n => [n, `${n} expert${n > 1 ? "s" : ""}`]));
@@ -146,9 +151,13 @@ class Bench {                                     // three models of one seed, e
     name.textContent = called(job);
     name.className = "word " + job.arm;
     const experts = panel.querySelector(".experts");
-    experts.hidden = !["mixture", "frozen"].includes(job.arm);
+    experts.hidden = !routed(job);
     experts.options[0].disabled = job.arm === "frozen";               // one expert has no router to freeze
     if (job.arm === "frozen" && job.experts === 1) job.experts = experts.value = 4;
+  }
+  forget(i) {
+    this.seen[i] = [], this.workers[i]?.terminate(), delete this.trained[i], this.show(i), this.state(i, "");
+    this.said.textContent = "";
   }
   show(i) { this.panels.children[i].querySelector(".curve").replaceChildren(curve(this.jobs[i], this.seen[i] ?? [])); }
   state(i, said, share = "") {
@@ -167,7 +176,7 @@ class Bench {                                     // three models of one seed, e
     this.workers = [];
     this.cost.textContent = "Training on your processor; nothing leaves this tab.";
     this.began = performance.now();
-    this.seen = this.jobs.map(() => []), this.ended = [];
+    this.seen = this.jobs.map(() => []), this.ended = [], this.trained = this.jobs.map(job => ({...job}));
     this.said.textContent = "";
     this.running(true);
     this.workers = this.jobs.map((job, i) => {
@@ -197,10 +206,9 @@ class Bench {                                     // three models of one seed, e
     if (last.every((s, k) => s && (s.step >= TOLD || this.ended[k]))) this.said.textContent = this.verdict(last);
   }
   end(i, m) {
-    if (m.how === "stopped") return;
-    const {arm, rate} = this.jobs[i], right = m.how === "first1000";
+    if (m.how === "stopped") { this.state(i, `Stopped at step ${m.step}; not in the picture.`); return; }
     this.ended[i] = m.how;
-    if (right) this.landed({arm, rate, left: m.left});
+    if (m.how === "first1000") this.landed({...this.trained[i], left: m.left});
     else this.state(i, m.how === "never" ? `After ${m.step} steps it has not had every sum right, and is not in the picture.`
       : "Its loss is no number any more, and it is not in the picture.");
     if ([...this.ended].filter(Boolean).length < this.jobs.length) return;
@@ -209,17 +217,18 @@ class Bench {                                     // three models of one seed, e
     this.stop(`Three models in ${seconds} s; those with every sum right are diamonds in the picture. A seed draws other numbers here than in ` +
               "the package. Change the seed, a rate or a kind, and train again.");
   }
-  verdict(last) {                                 // what these three showed, and how the recorded seeds went
-    const words = this.jobs.map((job, i) => `${called(job)} ${percent(last[i].left)}`), soon = [...this.ended].filter(Boolean).length === 3 ? "" : " so far";
-    const asked = this.jobs.every((j, i) => j.arm === CHOSEN[i].arm && j.rate === CHOSEN[i].rate && j.experts === 4);
-    if (!asked) return `Right without the FFN${soon}: ${words.join(", ")}.`;
-    const {ahead, n} = this.data.slow, more = last[2].left > last[1].left;
-    return `Right without the FFN${soon}: ${words.join(", ")}. ${more ? "Slow dense keeps more than the mixture, as" : "Here the mixture keeps more; slow dense does"}` +
-      ` in ${ahead} of ${n} recorded seeds.`;
+  verdict(last) {                                 // what these showed, and how the recorded seeds went
+    const soon = [...this.ended].filter(Boolean).length === 3 ? "" : " so far";
+    const told = `Right without the FFN${soon}: ${this.trained.map((job, i) => `${called(job)} ${percent(last[i].left)}`).join("; ")}.`;
+    const [mixture, slow] = [CHOSEN[1], CHOSEN[2]].map(asked => last[this.trained.findIndex(job => same(job, asked))]);
+    if (!mixture || !slow) return told;
+    const {ahead, n} = this.data.slow, more = slow.left > mixture.left;
+    return `${told} ${more ? "Slow dense keeps more than the mixture, as" : "Here the mixture keeps more; slow dense does"} in ${ahead} of ${n} recorded seeds.`;
   }
   save(i, {text}) {
+    if (!text || !this.trained[i]) return;
     const file = URL.createObjectURL(new Blob([text], {type: "application/json"}));
-    node("a", {download: `${called(this.jobs[i]).replaceAll(" ", "_")}_seed${this.seed.value}.json`, href: file}).click();
+    node("a", {download: `${called(this.trained[i]).replaceAll(/[ ,]+/g, "_")}.json`, href: file}).click();
     setTimeout(() => URL.revokeObjectURL(file), 1000);
   }
 }
@@ -227,8 +236,8 @@ class Bench {                                     // three models of one seed, e
 function begin() {
   const box = byId("front-picture"), source = byId("front-data");
   if (!box || !source) return;
-  const data = JSON.parse(source.textContent), yours = [], still = document.querySelector("#fig-front img");
-  if (still) still.parentElement.replaceChild(box, still);       // without JavaScript the picture that was drawn stays
+  const data = JSON.parse(source.textContent), yours = [], still = document.querySelector("#fig-front img, #fig-front + div img");
+  if (still) (still.closest("a") ?? still).replaceWith(box);     // without JavaScript the picture that was drawn stays
   box.hidden = false;
   const again = () => draw(box, data, yours);
   new ResizeObserver(again).observe(box);

@@ -12,7 +12,8 @@ CELLS = ["".join(o["data"]["text/html"]) for c in json.loads((ROOT / "nbs/index.
          for o in c.get("outputs", []) if "text/html" in o.get("data", {}) and "front-data" in "".join(o["data"]["text/html"])]
 PAGE = """<!doctype html><html lang="en"><head><meta charset="utf-8"><title>front</title><meta name="viewport"
 content="width=device-width, initial-scale=1"><base href="{0}/"><link rel="stylesheet" href="styles.css"><link rel="stylesheet"
-href="front.css"></head><body class="{1}"><main><h1>x</h1>{2}</main></body></html>"""
+href="front.css"></head><body class="{1}"><main><h1>x</h1><a id="fig-front" class="figure-anchor"></a><div><figure><p><a href="#"><img alt="still"></a></p></figure></div>
+{2}</main></body></html>"""
 
 def test_what_the_front_page_loads_asks_no_other_site_and_is_small():
     page, = CELLS
@@ -56,7 +57,7 @@ def small_text(tab):
 
 @pytest.mark.audit
 def test_a_reader_trains_three_models_by_keyboard_and_they_land_in_the_picture(tab):
-    assert small_text(tab) >= 11
+    assert small_text(tab) >= 11 and not tab.query_selector("img") and tab.query_selector("figure #front-picture svg")
     tab.select_option("select[aria-label='kind, model 1']", "narrow")
     tab.select_option("select[aria-label='kind, model 3']", "frozen")
     for i in (1, 2, 3): tab.select_option(f"select[aria-label='rate of the FFN, model {i}']", "2")
@@ -69,12 +70,15 @@ def test_a_reader_trains_three_models_by_keyboard_and_they_land_in_the_picture(t
     tab.focus("#front-trainer button.go"), tab.keyboard.press("Enter")
     tab.wait_for_function("document.querySelector('#front-trainer').innerText.includes('Three models in')", timeout=300_000)
     said = tab.inner_text(".said")
-    assert re.fullmatch(r"Right without the FFN: fast narrow \d+%, fast mixture \d+%, fast frozen router \d+%\.", said)
+    assert re.fullmatch(r"Right without the FFN: fast narrow at 2 \d+%; fast mixture at 2 \d+%; fast frozen router at 2 \d+%\.", said)
     assert small_text(tab) >= 11
     landed = tab.locator("#front-picture path.yours").count()
     assert landed + tab.inner_text("#front-trainer").count("is not in the picture") == 3 and landed >= 2
     with tab.expect_download() as kept: tab.click("#front-trainer button:has-text('Keep')")
     assert json.loads(Path(kept.value.path()).read_text())["seed"] == 7
+    tab.select_option("select[aria-label='kind, model 2']", "dense")                # what was trained before goes from the panel
+    assert tab.locator("#front-trainer output").nth(1).inner_text() == "" == tab.inner_text(".said")
+    assert tab.locator("#front-trainer .arm b").nth(1).inner_text() == "fast dense at 2" and tab.locator("path.yours").count() == landed
 
 @pytest.mark.audit
 def test_a_hidden_tab_pauses_and_a_stop_leaves_the_picture(tab):
