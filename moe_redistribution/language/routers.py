@@ -308,13 +308,13 @@ def chosen_experts(model:torch.nn.Module, tokens:torch.Tensor) -> dict:
 @torch.no_grad()
 def settle(model:torch.nn.Module, tokens:torch.Tensor, of:torch.nn.Module=None, batch:int=256):
     """From now on the `settling` routers of `model` have, in a table, the routes that tokens (n, T) get now; `of`: those
-    that they get in another model. ValueError where nothing can settle."""
+    that they get in another model; without a token (0, T), routes by chance. ValueError where nothing can settle."""
     own = {m.at[0]: m for m in own_routers(model) if isinstance(m, _Settling)}
     if not own: refuse("model", "settling routers", "none", fix="put_router(model, 'settling')")
     if odd := {*own} - {*_layers_with_routers(of or model)}:
         refuse("other model", "routers in the same layers", f"none in {sorted(odd)}", fix="give one of the same shape")
     counts = {l: torch.zeros(len(m.table) * m.E, dtype=torch.int32) for l, m in own.items()}
-    for x in tokens.split(batch):
+    for x in tokens.split(batch) if len(tokens) else ():
         for l, index in chosen_experts(of or model, x).items():
             if (m := own.get(l)) is None: continue
             row = (_reading(x, m.last).flatten() % len(m.table)).repeat_interleave(m.k)
