@@ -158,8 +158,9 @@ def test_figures_fit_and_open_larger_and_the_site_asks_no_other_for_anything():
     html, style = site()["format"]["html"], (NBS / "styles.css").read_text()
     assert html["lightbox"] is True and html["html-math-method"] == "mathml"
     assert re.search(r"img[^{}]*\{[^}]*max-width: 100%; height: auto", style)
-    themes = [NBS / t for t in html["theme"][1:]]
-    assert all(t.is_file() for t in themes) and "$web-font-path: false" in themes[0].read_text()
+    for themes in html["theme"].values():                                        # light and dark
+        themes = [NBS / t for t in themes[1:]]
+        assert all(t.is_file() for t in themes) and "$web-font-path: false" in themes[0].read_text()
 
 @rule(PAGES, "the first cell should be `# Title`, an empty line, `> one line about it`")
 def a_page_opens_with_its_title_and_one_line_about_it(page):

@@ -78,7 +78,7 @@ def _claim_files(key:str) -> list:
 
 def ways_out(key:str, up:str="") -> str:
     "Where to get the rows of a claim, and what others measured, as HTML; `up` leads from the page that says it to nbs/."
-    link = lambda name: f'<a href="{up}rows/{name}">{Path(name).name}</a>'
+    link = lambda name: f'<a href="{up}rows/{name}">{"a file" if name.startswith("claims/") else name}</a>'   # the key stands beside it
     if not (files := _claim_files(key)): return "No rows decide it." + elsewhere_link(key, up)
     sides = "Both sides, seed by seed: " if files[0].startswith("claims/") else "The printed numbers beside ours: "
     ids = _contrasts_of(key)

@@ -188,7 +188,8 @@ DEALT = {f"{t}/{stored}": f"{t}/{by_chance}" for t in ROUTE_TASKS for stored, by
     replayed=dict(book="prefix", pairs="pair")[t]).items()}
 def _contrast(task, family, pair) -> Contrast:
     (a, b), (expects, said), later = pair.split("-"), _SAID.get(pair, ("+", "")), family in _LATER_SEEDS
-    return Contrast(f"{task}.{pair}", f"{task}/{a}", f"{task}/{b}", metric="loss" if task == "spelled" else "mean_loss", seeds=_LATER_SEEDS.get(family, range(1, 17)),
+    return Contrast(f"{task}.{pair}", f"{task}/{a}", f"{task}/{b}", metric="loss" if task == "spelled" else "mean_loss",
+                    seeds=_LATER_SEEDS.get(family, range(1, 17)),
                     null="none", margin=STANDING_MARGINS[task],
                     preset=dict(parts="chance").get(family, family) if later else "decide", family=f"{task}_{family}",
                     expects=expects, power=(f"{task}/learned", f"{task}/hash") if said and expects == "0" else (),
