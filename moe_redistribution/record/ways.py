@@ -82,7 +82,7 @@ def ways_out(key:str, up:str="") -> str:
     if not (files := _claim_files(key)): return "No rows decide it." + elsewhere_link(key, up)
     sides = "Both sides, seed by seed: " if files[0].startswith("claims/") else "The printed numbers beside ours: "
     ids = _contrasts_of(key)
-    more = f"; registered as {', '.join(f'<code>{i}</code>' for i in ids)} in {link('contrasts.csv')}" * bool(ids)
+    more = f"; registered as {', '.join(f'<code>{i}</code>' for i in ids)}" * bool(ids)
     again = f'; in Python <code>claim_rows("{key}")</code>' * files[0].startswith("claims/")
     return sides + ", ".join(map(link, files)) + more + again + "." + elsewhere_link(key, up)
 
