@@ -98,7 +98,8 @@ def test_a_router_that_does_not_learn_has_no_weights_and_one_that_does_begins_as
     plain = mixture()
     for word in OWN_ROUTERS:
         own = dict(gate(mixture(word)).named_parameters())
-        assert bool(own) == (word in ("learned", "switch", "straight", "biased", "expert_choice", "lagging", "settling"))
+        assert bool(own) == (word in ("learned", "switch", "straight", "biased", "expert_choice", "lagging", "settling",
+                                 "of_token"))
         if own: assert torch.equal(own["weight"], gate(plain).weight)
 
 def weights_of(word, k, scores):
