@@ -12,7 +12,8 @@ CELLS = ["".join(o["data"]["text/html"]) for c in json.loads((ROOT / "nbs/index.
          for o in c.get("outputs", []) if "text/html" in o.get("data", {}) and "front-data" in "".join(o["data"]["text/html"])]
 PAGE = """<!doctype html><html lang="en"><head><meta charset="utf-8"><title>front</title><meta name="viewport"
 content="width=device-width, initial-scale=1"><base href="{0}/"><link rel="stylesheet" href="styles.css"><link rel="stylesheet"
-href="front.css"></head><body class="{1}"><main><h1>x</h1><a id="fig-front" class="figure-anchor"></a><div><figure><p><a href="#"><img alt="still"></a></p></figure></div>
+href="front.css"></head><body class="{1}"><main><h1>x</h1><a id="fig-front" class="figure-anchor"></a>
+<div><figure><p><a href="#"><img alt="still"></a></p></figure></div>
 {2}</main></body></html>"""
 
 def test_what_the_front_page_loads_asks_no_other_site_and_is_small():
