@@ -8,6 +8,7 @@ The site is the one that Quarto has rendered, in _docs/ (`make docs`) or where B
   column of a table stays. Its caption and its second column, in which a table of results decides, need no scrolling.
 - On a phone a picture is shown at no less than `ticks.SHRUNK` of its size, or whole. Its labels are measured where it
   is drawn, in tools/ticks.py: in a PNG nobody can look for them.
+- In the dark nothing is paler than it may be, and paper is white.
 - Links lead somewhere, land below the bar and mark what they name. The console says no error, nothing is fetched from
   elsewhere, and axe finds nothing serious or critical, at any width.
 
@@ -87,6 +88,13 @@ FIGURES = """shrunk => [...document.querySelectorAll('main :is(img, svg, canvas)
 
 SIDEWAYS = "() => document.documentElement.scrollWidth - document.documentElement.clientWidth"
 
+PRINTED = """() => {
+  dispatchEvent(new Event('beforeprint'));
+  const dark = document.body.classList.contains('quarto-dark');
+  dispatchEvent(new Event('afterprint'));
+  return dark;
+}"""
+
 # After a link is followed: what it names is on the screen, below the bar, and it or its row looks other than before.
 # Two of each sort of element are followed, since Chromium lets a page move so many times and no more.
 LANDINGS = """fragments => {
@@ -150,10 +158,10 @@ class Site:
         finally:
             server.shutdown()
 
-def axe(tab, width):
+def axe(tab, colours):
     """What axe calls serious or critical, as (rule, how often, first place). Colours do not change with the width, and
-    those of code not with the block; to look at them is slow, so it is done once."""
-    rules = {"color-contrast": {"enabled": width == WIDTHS[0]}}
+    those of code not with the block; to look at them is slow, so it is done once in the light and once in the dark."""
+    rules = {"color-contrast": {"enabled": colours}}
     return tab.evaluate("""async rules => {
       const others = [...document.querySelectorAll('main pre > code')].slice(2);
       const found = await axe.run({exclude: others}, {rules, resultTypes: ['violations'], preload: false});
@@ -183,8 +191,12 @@ def look(browser, site, base, page):
         shrunk = SHRUNK if width == PHONE else 0
         found += [Finding(kind, width, what) for kind, what in tab.evaluate(FIGURES, shrunk)]
         if (over := tab.evaluate(SIDEWAYS)) > 1: found.append(Finding("page scrolls sideways", width, f"{over} px"))
-        found += [Finding(f"axe {rule}", width, where) for rule, n, where in axe(tab, width) for _ in range(n)]
+        found += [Finding(f"axe {rule}", width, where) for rule, n, where in axe(tab, width == WIDTHS[0]) for _ in range(n)]
     tab.set_viewport_size({"width": WIDTHS[0], "height": 900})
+    tab.emulate_media(color_scheme="dark")
+    found += [Finding(f"axe {rule} in the dark", WIDTHS[0], where) for rule, n, where in axe(tab, True) for _ in range(n)]
+    if tab.evaluate(PRINTED): found.append(Finding("printed in the dark", WIDTHS[0], page))
+    tab.emulate_media(color_scheme="light")
     found += [Finding(f"anchor {wrong.split(' (')[0]}", WIDTHS[0], f"#{fragment} {wrong}")
               for fragment, wrong in tab.evaluate(LANDINGS, sorted(site.named[page]))]
     tab.close()
@@ -235,7 +247,7 @@ def test_every_kind_of_fault_is_found_where_it_was_planted(browser, tmp_path):
     with site.served() as base: kinds = {f.kind for f in look(browser, site, base, "faulty.html")}
     planted = {"table cut", "deciding column hidden", "first column scrolls away", "caption cut", "figure cut",
                "figure scrolls", "figure too small", "page scrolls sideways", "dead anchor", "console error",
-               "external request", "axe color-contrast", "anchor is not marked"}
+               "external request", "axe color-contrast", "axe color-contrast in the dark", "anchor is not marked"}
     assert not planted - kinds, f"not seen: {planted - kinds}"
 
 @pytest.mark.parametrize("page", ADDRESSES)
