@@ -225,8 +225,10 @@ def test_what_a_tab_keeps_is_measured_by_a_command(tmp_path, monkeypatch, capsys
     assert set(r["condition"]) == {"add7/ffn-h64-silu+ffnlr2"} and set(r["stream"]) == {"tab"} and set(r["rule"]) == {"first256"}
     r = r[(r["site"] == "ffn_out") & (r["edit"] == "mean") & (r["metric"] == "digits_no_copy") & r["position"].isin(["o1", "o2"])]
     assert abs(r["value"].mean() - said[-2]["left"]) < 1e-6
-    Path("other.json").write_text("{}")
-    assert main(["measure", "other.json"]) == 2 and "Keep, beside Train" in capsys.readouterr().err
+    form = json.loads(said[-1]["text"])
+    for other in ({}, [], form | {"weights": None}, {n: x for n, x in form.items() if n != "weights"}, form | {"how": "never"}):
+        Path("other.json").write_text(json.dumps(other))
+        assert main(["measure", "other.json"]) == 2 and "Keep, beside Train" in capsys.readouterr().err
 
 @with_node
 def test_a_seed_that_never_gets_there_ends_with_a_word():

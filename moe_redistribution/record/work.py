@@ -182,15 +182,16 @@ _TAB = "tab"
 def _kept_run(path:str) -> Run:
     """The model that the front page's trainer kept in a file, as a run of the stream `tab`, with weights by the rule that ended its
     training. ValueError for another file, a training that no rule ended, and weights that are not its condition's."""
-    try: x = json.loads(Path(path).read_text(encoding="utf-8"))
-    except (OSError, ValueError) as e: x = f"{type(e).__name__}: {e}"
-    told = x.get("how", "another file") if isinstance(x, dict) else x
-    if told not in ("first256", "first1000"): refuse(path, "a model with every sum right that the front page kept", told, fix="Keep, beside Train")
     def tensor(w): return torch.frombuffer(bytearray(base64.b64decode(w["float32"])), dtype=torch.float32).view(w["shape"])
-    weights, own = {n: tensor(w) for n, w in x["weights"].items()}, condition(x["condition"])
+    try:
+        x = json.loads(Path(path).read_text(encoding="utf-8"))
+        rule, seed, step = x["how"], int(x["seed"]), dict(step=int(x["steps"]))
+        own, weights = str(x["condition"]), {n: tensor(w) for n, w in x["weights"].items()}
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RuntimeError) as e: rule = f"{type(e).__name__}: {e}"
+    if rule not in ("first256", "first1000"): refuse(path, "a model with every sum right that the front page kept", rule, fix="Keep, beside Train")
+    own = condition(own)
     check_population({n: w[None] for n, w in weights.items()}, own)
-    step = dict(step=x["steps"])
-    return Run(own, x["seed"], _TAB, {told: weights}, pd.DataFrame(), dict(failed=None, rules={told: step}) | step)
+    return Run(own, seed, _TAB, {rule: weights}, pd.DataFrame(), dict(failed=None, rules={rule: step}) | step)
 
 # %% ../../nbs/7_record/04a_work.ipynb #b5b6f400
 def _what_there_is(name:str, seeds:Sequence[int], stream:str, wanted) -> tuple:
