@@ -264,8 +264,7 @@ TOUCHES = {
     "a method": ("Router.logits = print", "routers.Router.logits replaced"),
     "a constant": ("from moe_redistribution.tasks import data\ndata.TRAIN_SHARE = .5", "TRAIN_SHARE replaced"),
     "torch": ("torch.softmax = lambda *of, **how: 0", "torch.softmax replaced"),
-    "a device": ("torch.set_default_device('meta')", "default device"),
-    "a precision": ("torch.set_float32_matmul_precision('medium')", "default matmul precision")}
+    "a device": ("torch.set_default_device('meta')", "default device")}
 
 @pytest.mark.parametrize("top, says", TOUCHES.values(), ids=TOUCHES)
 def test_a_file_that_changes_the_library_is_refused_and_the_library_put_back(mine, top, says):

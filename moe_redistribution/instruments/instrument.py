@@ -14,18 +14,16 @@ from dataclasses import dataclass, replace
 from functools import cache, partial, wraps
 from importlib import import_module
 from importlib.util import find_spec
-from itertools import islice
 from pathlib import Path
-import inspect, pkgutil, re, sys, time, warnings
+import inspect, pkgutil, re, sys, warnings
 
 import numpy as np
 import pandas as pd
 import torch
 from ..tasks.errors import choose, nearest, refuse
 from ..tasks.kinds import Kind, origin_of, register
-from ..tasks.own_code import (another_process, forget, kept_tables, of_users, other_value, put_back,
-                                               same_rows, say_if_streams, streams_asked, users_code)
-from ..tasks.data import STREAMS, split, unseen_examples
+from ..tasks.own_code import Unchecked, apart, of_users, other_value, same_rows, users_code
+from ..tasks.data import STREAMS, unseen_examples
 from ..models.condition import Condition, condition
 from ..models.ffn import own_rules
 from ..models.population import SITES, Trained, forward, init, layer, predict, shapes, sites
@@ -133,36 +131,6 @@ def _check_measured(of:str, got:object, c:str|Condition, seeds:Sequence[int], st
         refuse(of, "metrics of its own", f"{taken}, which the library measures", f"my_{taken[0]}", "call it so")
     _say_if_unknown(of, got, condition(c))
 
-def _say_if_beyond(of, got, c, seeds, stream):
-    "Warns of a share outside 0 to 1, of experts' that do not sum to k, and of test rows about too many examples."
-    shares = got[got["metric"].str.contains(r"(?:share|accuracy|right|digits|exact)$")]
-    least = -1. * shares["metric"].str.contains(_DIFFERENCE)
-    if (odd := shares[(shares["value"] < least - 1e-6) | (shares["value"] > 1 + 1e-6)]).size:
-        warnings.warn(f"{of}: expected a {odd['metric'].iloc[0]} from {least[odd.index[0]]:.0f} to 1; got "
-                      f"{odd['value'].iloc[0]:.6g}; fix: no percent, or another name for what is no share")
-    _say_if_not_k(of, got, c)
-    t, n = c.get_task(), got.loc[got["split"] == "test", "n_examples"]
-    if t.source == "split" and len(n):
-        most = int(own_part(c, seeds, stream)["test"].sum(-1).max())
-        if n.max() > most * len(t.read) or most < len(t) == n.max():
-            warnings.warn(f"{of}: expected up to {most} test examples of a seed; got {n.max()} of {len(t)}; fix: the "
-                          "mask own_part(c, seeds, stream)[\"test\"]")
-
-_DIFFERENCE = r"(?:^|_)(?:change|diff\w*|delta|gain|drop|rise|fall|loss|excess|effect|less|minus|over|above|below)_"
-
-def _say_if_not_k(of, got, c):
-    "Warns of shares of tokens, one for each expert, that do not sum to k."
-    rows = got[got["metric"].str.contains(r"token\w*share$|share\w*tokens?$|load(?:_share)?$")]
-    unit = rows["unit"].astype(str).str.extract(rf"^{_EXPERT}$")
-    rows = rows.assign(unit=unit[0], expert=unit[1])[unit[1].notna()]
-    about = [n for n in ROW_COLUMNS if n not in ("value", "n_examples")]
-    for _, one in rows.groupby(about, dropna=False) if not c.routing.gates else ():
-        total = one["value"].sum()
-        if one["expert"].nunique() == c.n_experts and one["value"].between(0, 1).all() and abs(total - c.top_k) > 1e-3:
-            return warnings.warn(f"{of}: expected a {one['metric'].iloc[0]} of E0, E1, … that sums to k = {c.top_k}, "
-                                 f"the experts of a token; got {total:.6g}; fix: count each gate that is not 0, or "
-                                 "another name for another share")
-
 # words of the library's own instruments for what is no site and no place
 _OTHER_SITES, _OTHER_PLACES = ("none", "weights", "router_logits", "attention", "head"), ("context",)
 
@@ -187,22 +155,29 @@ def _company(params, c, seeds):
     yield ({k: torch.cat([v[1:][-1:], v[:1], new[k].to(v)]) for k, v in params.items()},
            [*seeds[1:][-1:], seeds[0], more])
 
-def _moved(params):
-    "Weights like some, each entry a little off."
-    g = torch.Generator().manual_seed(0)
-    return {k: v + v.abs().mean() * torch.rand(v.shape, generator=g).to(v) for k, v in params.items()}
+def _moved(params, names=None, l=slice(None)):
+    "Weights like some, with each entry of some of them, and of one layer `l` of these, a little off."
+    g, out = torch.Generator().manual_seed(0), {k: v.clone() for k, v in params.items()}
+    for k in names or out: out[k][:, l] += out[k].abs().mean() * torch.rand(out[k][:, l].shape, generator=g).to(out[k])
+    return out
 
-def _say_if_weightless(of, got, call, tables):
-    "Warns of values that do not depend on the weights. ValueError if other weights' depend on what went before."
-    if got["metric"].str.endswith("seconds").all(): return
-    if not other_value(got, moved := call()):
-        return warnings.warn(f"{of}: expected values that depend on the weights; got the same of other ones; fix: read "
-                             "what is handed over, and keep nothing between calls, or none if it is a count that stays")
-    put_back(tables)
-    if said := other_value(call(), moved):
-        refuse(of, "the same rows of weights, whatever was measured before", said, fix="keep nothing between calls, or "
-               "by all that it depends on: a seed has other weights at another rule and in another stream")
-    put_back(tables)
+def _fewer(t, n=64):
+    "A task with some of its examples, a few of each stratum; as it is where these are one thing, or a seed has its own."
+    if t.modulus or t.source != "drawn" or len(t) <= n: return t
+    def spread(x, n): return x[torch.arange(min(n, len(x))) * len(x) // min(n, len(x))]
+    each = [m.any(1).nonzero().flatten() for m in strata(t).values()]
+    return _reordered(t, torch.cat([spread(each[0], n), *(spread(x, 8) for x in each[1:])]).unique()) or t
+
+def _reordered(t, at):
+    "A task with the examples `at`, in that order; None where their order or number is part of it."
+    if t.modulus or t.source != "drawn" or len(t) < 4: return None
+    with suppress(ValueError), warnings.catch_warnings():            # of a task whose own check asks for their order
+        warnings.simplefilter("ignore")
+        return replace(t, tokens=t.tokens[at], targets=t.targets[at], shown=(),
+                       strata=t.strata.iloc[at.numpy()].reset_index(drop=True),
+                       rules={n: np.asarray(m)[at.numpy()] for n, m in t.rules.items()},
+                       guesses={n: x[at] for n, x in t.guesses.items()},
+                       cycles={n: (j, torch.as_tensor(x)[at]) for n, (j, x) in t.cycles.items()})
 
 # %% ../../nbs/4_instruments/01c_instrument.ipynb #5d1e8a41
 @torch.no_grad()
@@ -214,56 +189,6 @@ def _experts_on(params, c):
     was, now = (forward(p, c.get_task().tokens[:64].to(params["W_E"].device), c) for p in (params, on))
     return on if (was - now).abs().max() <= 1e-4 * was.abs().max() else None
 
-def _one_moved(params, c, kind, i, size=1.):
-    "Weights of which those of one expert (E), or of one layer (L), are others by about their own size."
-    g = torch.Generator().manual_seed(i)
-    at = {n: 2 for n in c.variant.shapes(c)} | {"W_router": -1} if kind == "E" else dict.fromkeys(layer(params, 0), 1)
-    moved = {n: v.clone() for n, v in params.items()}
-    for n, axis in at.items():
-        if n in moved and moved[n].shape[axis] > i:
-            one = moved[n].select(axis, i)
-            one += size * one.abs().mean() * torch.randn(one.shape, generator=g).to(one)
-    return moved
-
-_NAMED = r"(?i)(?:^|[_\W])L(?:ayer)?_?[\d*]|layer|first|last"
-
-def _say_if_for_all(of, got, moved, c):
-    "Warns, and says so, of rows of experts or of layers that are the same for all, where one alone is another, too."
-    for kind, n, column in (("E", c.n_experts, "unit"), ("L", c.n_layers, "unit"), ("L", c.n_layers, "site")):
-        own, others = [x for x in (rf"(?:^|(?<=\.)){kind}\d+", f"{kind}*")] if n > 1 else ("", "")
-        if not own or got[column].astype(str).str.extract(f"({own})")[0].nunique() < n: continue
-        def alike(rows):
-            rows = rows[rows[column].astype(str).str.contains(own)]
-            rows = rows.assign(**{column: rows[column].astype(str).str.replace(own, others, regex=True)})
-            about = [x for x in ROW_COLUMNS if x not in ("value", "n_examples")]
-            each = rows.groupby(about, dropna=False, sort=True)["value"].agg(["min", "max", "count"]).reset_index()
-            each = each[(each["count"] == n) & (each["max"] - each["min"] <= 1e-6 * each["max"].abs())]
-            return each.set_index(about)["max"]
-        if (was := alike(got)).empty: continue
-        now = alike(moved(kind, 0)).reindex(was.index)
-        if (odd := was[(now - was).abs() > 1e-3 * was.abs()]).size:
-            warnings.warn(f"{of}: expected a value of each {'expert' if kind == 'E' else 'layer'}'s own; got "
-                          f"{odd.iloc[0]:.6g} for all {n}, and another for all where only {kind}0 is another; "
-                          "fix: take each by its own index, and no mean over them")
-            return True
-
-def _say_if_left_out(of, got, once, params, c, seeds, how):
-    "Warns of rows that name no layer and go with one layer's weights and no other's, or that are alike for all."
-    def moved(kind, i, size=1.): return once(_one_moved(params, c, kind, i, size), str(c), seeds, how)
-    if _say_if_for_all(of, got, moved, c) or c.n_layers == 1: return
-    def plain(rows):
-        words = rows[["unit", "site", "edit", "position", "metric"]].astype(str).agg(" ".join, axis=1)
-        return rows[~words.str.contains(_NAMED)]
-    again = [moved("L", l) for l in range(c.n_layers)] if len(plain(got)) else []
-    for m in plain(got)["metric"].unique():
-        def told(rows): return plain(rows[rows["metric"] == m])
-        still = [not other_value(told(got), told(x)) for x in again]
-        if not any(still) or all(still): continue
-        if any(other_value(told(got), told(moved("L", still.index(True), size))) for size in (3., 10.)): continue
-        return warnings.warn(f"{of}: expected a {m} that goes with the weights of all {c.n_layers} layers; got the "
-                             f"same with another layer {still.index(True)}; fix: read all of them, or say which, as "
-                             f"unit=\"L{still.index(False)}\"")
-
 def _say_if_placed(of, got, call, c):
     "Warns of rows that do not go with their experts where these change places."
     def told(rows): return rows[rows["unit"].astype(str).str.fullmatch(f"|{_EXPERT}")]
@@ -272,27 +197,6 @@ def _say_if_placed(of, got, call, c):
     if said := other_value(told(with_them), told(call())):
         warnings.warn(f"{of}: expected rows of E0, E1, … that go with their experts, and others that stay, where "
                       f"experts change places; got {said}; fix: sort none, or call ranks otherwise (unit=\"most\")")
-
-def _second_half_first(t):
-    "A task with its examples in another order; None where their order is part of it, or a seed has some of its own."
-    if t.modulus or t.source != "drawn" or len(t) < 4: return None
-    at = torch.arange(len(t)).roll(len(t) // 2)
-    with suppress(ValueError), warnings.catch_warnings():            # of a task whose own check asks for their order
-        warnings.simplefilter("ignore")
-        return replace(t, tokens=t.tokens[at], targets=t.targets[at], shown=(),
-                       strata=t.strata.iloc[at.numpy()].reset_index(drop=True),
-                       rules={n: np.asarray(m)[at.numpy()] for n, m in t.rules.items()},
-                       guesses={n: x[at] for n, x in t.guesses.items()},
-                       cycles={n: (j, torch.as_tensor(x)[at]) for n, (j, x) in t.cycles.items()})
-
-def _say_if_ordered(of, got, call, t):
-    "Warns of rows about all examples, or nobody knows how many, that are others where these stand in another order."
-    def whole(rows): return rows[~rows["n_examples"].between(1, len(t) - 1)]
-    with stands_in(t): again = call()
-    if said := other_value(whole(got), whole(again)):
-        warnings.warn(f"{of}: expected the same of {len(t)} examples in another order; got {said}; fix: read all of "
-                      "them, each once and as much as any other, or let n_examples say how many it reads, or none if "
-                      "it pairs them by their places")
 
 def _labelled(t, seed, stream):
     """(column, word) → masks (n, ctx) of tokens and (n, read) of answers that a row of a seed is about by its label: a
@@ -314,61 +218,64 @@ def _with_others(t, tokens, targets):
         object.__setattr__(twin, n, torch.where(at, moved, x))
     return twin
 
-def _say_if_of_all(of, got, call, c, params, seed, stream):
-    "Warns of a share that is 0 where no answer is right and, where all are, the part that these are of all."
-    t = c.get_task()
-    said = predict(params, c)[0].to(t.targets.device)
-    def where(off):
-        object.__setattr__(twin := copy(t), "targets", (said + off) % t.d_vocab_out)       # so many classes further
-        with suppress(ValueError), stands_in(twin): return call()
-    if (got[["stratum", "position", "split"]] == "all").all(axis=None): return
-    if (none := where(1)) is None or (every := where(0)) is None: return
-    about = [n for n in ROW_COLUMNS if n not in ("value", "n_examples")]
-    both = every.merge(none[none["value"].abs() < 1e-6], on=about, suffixes=("", "_none"))
-    for (column, word), (_, answers) in _labelled(t, seed, stream).items():
-        part = float(answers[:, list(t.scored)].double().mean())
-        odd = both[(both[column] == word) & ((both["value"] - part).abs() < 1e-6)]
-        if column != "position": odd = odd[odd["n_examples"] != len(t)]
-        if 0 < part < 1 - 1e-6 and len(odd):
-            return warnings.warn(f"{of}: expected a {odd['metric'].iloc[0]} of {column} {word} that is 1 where all is "
-                                 f"right, or its n_examples of all {len(t)}; got {part:.3g}, the part that these are "
-                                 "of all; fix: divide by their own number, as right[:, mask].mean(1)")
+def _say_if_ordered(of, got, call, t):
+    "Warns of rows about all examples, or nobody knows how many, that are others where these stand in another order."
+    if not (twin := _reordered(t, torch.arange(len(t)).roll(len(t) // 2))): return
+    def whole(rows): return rows[~rows["n_examples"].between(1, len(t) - 1)]
+    if said := other_value(whole(got), whole(call(twin))):
+        warnings.warn(f"{of}: expected the same of {len(t)} examples in another order; got {said}; fix: read all of "
+                      "them, each once and as much as any other, or let n_examples say how many it reads, or none if "
+                      "it pairs them by their places")
 
-def _say_if_elsewhere(of, got, call, c, seed, stream):
+def _say_if_elsewhere(of, got, call, t, seed, stream):
     """Warns of rows that go where other answers stand outside of what they are about by their label, or where all else
-    is other while they stay where that is; asks about labels for a second of computing."""
-    t, end = c.get_task(), time.process_time() + 1
+    is other while they stay where that is."""
     for (column, word), about in _labelled(t, seed, stream).items():
         def told(rows): return rows[(rows[column] == word) & (rows["seed"] == seed)]
-        if told(got).empty or time.process_time() > end: continue
-        def moved(tokens, targets):
-            with stands_in(_with_others(t, tokens, targets)): return other_value(told(got), told(call()))
-        none = torch.zeros_like(about[0])
-        with suppress(ValueError):                             # of one that cannot do with tokens which make no sense
-            if said := moved(none, ~about[1]):
-                return warnings.warn(f"{of}: expected rows of {column} {word} that stay where answers elsewhere are "
-                                     f"others; got {said}; fix: use the mask, t.scored alone, and == of a stratum, or "
-                                     "none if it is compared with the rest")
-            if not moved(*about) and (said := moved(*(~m for m in about))):
-                return warnings.warn(f"{of}: expected rows of {column} {word} that go with what stands there; got the "
-                                     f"same with others there, and with others elsewhere {said}; fix: read at "
-                                     "t.read[j], take values and names by one loop, and turn no mask over")
+        def moved(tokens, targets): return other_value(told(got), told(call(_with_others(t, tokens, targets))))
+        if told(got).empty: continue
+        if said := moved(torch.zeros_like(about[0]), ~about[1]):
+            return warnings.warn(f"{of}: expected rows of {column} {word} that stay where answers elsewhere are "
+                                 f"others; got {said}; fix: use the mask, t.scored alone, and == of a stratum, or "
+                                 "none if it is compared with the rest")
+        if not moved(*about) and (said := moved(*(~m for m in about))):
+            return warnings.warn(f"{of}: expected rows of {column} {word} that go with what stands there; got the "
+                                 f"same with others there, and with others elsewhere {said}; fix: read at "
+                                 "t.read[j], take values and names by one loop, and turn no mask over")
 
-def _say_if_moved(of, got, once, params, c, seeds, how):
-    "Warns of rows that do not go with experts, or do not stay with examples, that change places."
-    if on := _experts_on(params, c): _say_if_placed(of, got, partial(once, on, str(c), seeds, how), c)
-    if not c.hold and (t := _second_half_first(c.get_task())):
-        _say_if_ordered(of, got, partial(once, params, str(c), seeds, how), t)
+_NAMED = r"(?i)(?:^|[_\W])L(?:ayer)?_?[\d*]|layer|first|last"
 
-def _say_if_placed_otherwise(f, of, got, once, params, c, seeds, how, took, tables):
-    "Warns of rows that go with what their labels exclude, or with places; `took`: seconds of the first call."
-    if took < .5 * len(seeds):
-        first = partial(once, {k: v[:1] for k, v in params.items()}, c, seeds[:1], how)
-        _say_if_elsewhere(of, got, first, condition(c), seeds[0], how["stream"])
-        _say_if_of_all(of, got, first, condition(c), {k: v[:1] for k, v in params.items()}, seeds[0], how["stream"])
-        put_back(tables), forget(f)
-    if took < .3: _say_if_left_out(of, got, once, params, condition(c), seeds, how)
-    if took < .3: _say_if_moved(of, got, once, params, condition(c), seeds, how)
+def _say_if_left_out(of, got, call, params, c):
+    "Warns of rows that name no layer and go with one layer's weights and no other's."
+    plain = ~got[["unit", "site", "edit", "position", "metric"]].astype(str).agg(" ".join, axis=1).str.contains(_NAMED)
+    for m in got[plain]["metric"].unique() if c.n_layers > 1 else ():
+        def told(rows): return rows[(rows["metric"] == m).to_numpy() & plain.to_numpy()]
+        still = [not other_value(told(got), told(call(_moved(params, layer(params, 0), l)))) for l in range(c.n_layers)]
+        if any(still) and not all(still):
+            return warnings.warn(f"{of}: expected a {m} that goes with the weights of all {c.n_layers} layers; got the "
+                                 f"same with another layer {still.index(True)}; fix: read all of them, or say which, as "
+                                 f"unit=\"L{still.index(False)}\"")
+
+def _say_if_no_property(of, once, params, c, seeds, how):
+    """Warns of rows of two seeds that do not go with weights, experts, layers and labels, or that go with the order of
+    examples. ValueError for rows of weights that depend on what was measured before them."""
+    few, seeds, t = {k: v[:2] for k, v in params.items()}, seeds[:2], c.get_task()
+    def call(p, twin):
+        with stands_in(twin): return once(p, str(c), seeds, how)
+    try: got = call(few, t := _fewer(t))
+    except ValueError: got = call(few, t := c.get_task())                     # of one that cannot do with fewer
+    if not got["metric"].str.endswith("seconds").all():
+        if not other_value(got, new := call(moved := _moved(few), t)):
+            warnings.warn(f"{of}: expected values that depend on the weights; got the same of other ones; fix: read "
+                          "what is handed over, and keep nothing between calls, or none if it is a count that stays")
+        elif said := other_value(apart(lambda: call(moved, t)), new):
+            refuse(of, "the same rows of weights, whatever was measured before", said, fix="keep nothing between calls, "
+                   "or by all that it depends on: a seed has other weights at another rule and in another stream")
+    for look in (lambda: _say_if_elsewhere(of, got, partial(call, few), t, seeds[0], how["stream"]),
+                 lambda: c.hold or _say_if_ordered(of, call(few, c.get_task()), partial(call, few), c.get_task()),
+                 lambda: (on := _experts_on(few, c)) and _say_if_placed(of, got, partial(call, on, t), c),
+                 lambda: _say_if_left_out(of, got, lambda p: call(p, t), few, c)):
+        with suppress(ValueError): look()                      # of one that cannot do with tokens which make no sense
 
 # %% ../../nbs/4_instruments/01c_instrument.ipynb #5d1e8a44
 def checked_rows(f:callable, name:str=None) -> callable:
@@ -385,26 +292,23 @@ def checked_rows(f:callable, name:str=None) -> callable:
         weights, t = params if isinstance(params, dict) else {}, condition(c).get_task()
         def held(): return seal_hash(weights | {"task's tokens": t.tokens, "task's targets": t.targets}, "")
         before = held()
-        with streams_asked(f, split, unseen_examples) as said, users_code(of, f): got = f(params, c, seeds, **how)
-        say_if_streams(of, said, {how["stream"]})
+        with users_code(of, f): got = f(params, c, seeds, **how)
         if held() != before: refuse(of, "weights and examples as they were", "changed ones", fix="change a clone()")
         _check_measured(of, got, c, seeds, how["stream"], how["rule"])
         return got
     @wraps(f)
     def rows(params, c, seeds, stream="authors", rule="final", **how):
-        now, how, seeds = (time.monotonic, time.process_time), dict(stream=stream, rule=rule) | how, [*map(int, seeds)]
-        began = [clock() for clock in now]
-        tables = kept_tables(f)
-        got = once(params, c, seeds, how)
-        took = min(clock() - t for clock, t in zip(now, began))          # as if nothing else went on
-        _say_if_beyond(of, got, condition(c), seeds, stream)
-        key = str(c) if took < 1 else "", len(seeds) > 1, seeds == sorted(seeds)
-        if isinstance(params, dict) and params and key not in seen:
-            for few, others in islice(_company(params, c, seeds), None if key[0] else 1):
-                with another_process(f): same_rows(of, got, once(few, c, others, how), seeds, others)
-            if key[0]: _say_if_weightless(of, got, partial(once, _moved(params), c, seeds, how), tables)
-            _say_if_placed_otherwise(f, of, got, once, params, c, seeds, how, took, tables)
-            seen.add(key)
+        how, seeds = dict(stream=stream, rule=rule) | how, [*map(int, seeds)]
+        got, key = once(params, c, seeds, how), (str(c), len(seeds) > 1, seeds == sorted(seeds))
+        if not isinstance(params, dict) or not params or key in seen: return got
+        try:
+            for few, others in [(params, seeds), *_company(params, c, seeds)]:
+                same_rows(of, got, apart(lambda: once(few, c, others, how)), seeds, others)
+            apart(lambda: _say_if_no_property(of, once, params, condition(c), seeds, how))
+        except Unchecked as e:
+            warnings.warn(f"{of}: expected rows that are made again; got unchecked ones of {c}, for {e}; fix: none if you "
+                          "have looked yourself", Unchecked)
+        seen.add(key)
         return got
     rows.checked = True
     return rows

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from argparse import ArgumentParser, Namespace
 from dataclasses import replace
 from pathlib import Path
-import base64, json, sys, time
+import base64, glob, json, sys, time
 
 import pandas as pd
 import torch
@@ -171,9 +171,12 @@ def _rows_recorded(name:str, stream:str, instruments) -> pd.DataFrame:
 
 def _missing(name, stream, seeds, recorded):
     "Refuses a condition without runs, with the seeds that are recorded where there are others."
-    others = ",".join(map(str, sorted(recorded["seed"].unique())))
+    others, c = ",".join(map(str, sorted(recorded["seed"].unique()))), condition(name)
+    lies = Store().path(name, seeds[0], stream).parent
+    since = any(p != lies for p in lies.parent.glob(f"{glob.escape(lies.name[:-8])}*")) if c.files else False
     refuse("measure", f"stored or recorded runs of {name} in stream {stream}",
-           f"none of seeds {', '.join(map(str, seeds))}", fix=f"moe-redistribution train {name}"
+           f"none of seeds {', '.join(map(str, seeds))}" + f", for {' and '.join(Path(p).name for p in c.files)} has changed since "
+           "those that are stored" * since, fix=f"moe-redistribution train {name}"
            + f", or --seeds {others}, which are recorded" * bool(others))
 
 # %% ../../nbs/7_record/04a_work.ipynb #7ab0f11f

@@ -20,7 +20,7 @@ from typing import Any
 import ast, hashlib, inspect, os, re, sys, threading, traceback, warnings
 
 from .errors import choose, refuse
-from .own_code import count_as_users, file_hash, is_users, reads, say_if_idle, untouched_library, variables
+from .own_code import count_as_users, file_hash, is_users, reads, untouched_library, variables
 
 # %% ../../nbs/1_tasks/01b_kinds.ipynb #374718ed
 PACKAGE = "moe_redistribution"
@@ -82,17 +82,29 @@ def _beside(path) -> list:
     return alone + [p for n in names if (path.with_name(n) / "__init__.py").is_file()
                     for p in sorted(path.with_name(n).rglob("*.py"))]
 
+_HOLDS_DOCS = ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef
+
+def _said_by(path) -> str:
+    "Hash of what a Python file does: its syntax tree without comments and docstrings; of its bytes if it has none."
+    text = path.read_bytes()
+    try: tree = ast.parse(text)
+    except (SyntaxError, ValueError): return hashlib.sha256(text).hexdigest()
+    for node in ast.walk(tree):
+        if isinstance(node, _HOLDS_DOCS) and ast.get_docstring(node) is not None:
+            node.body = node.body[1:] or [ast.Pass()]
+    return hashlib.sha256(ast.unparse(tree).encode()).hexdigest()
+
 def _hashes(path) -> dict:
-    "Hash of a Python file and of all beside it that it imports, by path; its own first."
+    "What a Python file says, and each beside it that it imports, as hashes by path; its own first."
     own, todo = {}, [Path(path).resolve()]
     while todo:
         if (p := todo.pop()) in own: continue
-        own[p] = hashlib.sha256(p.read_bytes()).hexdigest()
+        own[p] = _said_by(p)
         todo += _beside(p)
     return own
 
 def _own_digest(path:str|Path) -> str:
-    "SHA-256 of a Python file; with the files beside it that it imports, where there are any."
+    "Hash of what a Python file says; with the files beside it that it imports, where there are any."
     first, *others = _hashes(path).values()
     return hashlib.sha256(" ".join([first, *sorted(others)]).encode()).hexdigest() if others else first
 
@@ -425,16 +437,16 @@ def _run_file(path, module, spec):
 # %% ../../nbs/1_tasks/01b_kinds.ipynb #81141139
 def import_file(
     file:str|Path,  # a Python file, which may import those beside it
-    digest:str=None,  # SHA-256 that it has to have, as from `_own_digest`; any by default
-) -> ModuleType:  # the same one for the same bytes
-    "Imports a Python file as a module. ValueError if it cannot be, or is not the one with this SHA-256."
+    digest:str=None,  # that it has to have, as from `_own_digest`; any by default
+) -> ModuleType:  # the same one as long as it says the same
+    "Imports a Python file as a module. ValueError if it cannot be, or is not the one with this hash."
     load_plugins()
     path = Path(file).resolve()
     if path.suffix != ".py" or not path.is_file():
         refuse("import", "a Python file", path, fix="--import my_study.py")
     now = _own_digest(path)
     if digest not in (None, now):
-        refuse(f"import {path.name}", "the file as it was", "another", fix="the same command again")
+        refuse(f"import {path.name}", "the file as it was", "another, for it has changed since", fix="the same command again")
     package, stem = _package(path.parent), re.sub(r"[^a-zA-Z0-9]", "_", path.stem)
     where = hashlib.sha256(path.name.encode()).hexdigest()[:4]
     name = f"{package.__name__}.{stem}_{where}_{now[:8]}"
@@ -447,7 +459,6 @@ def import_file(
         _FOLDERS.add(folder)                                                        # others' last, the newest first
         sys.path[:] = sorted({**dict.fromkeys(sys.path), folder: 0}, key=lambda p: (p in _FOLDERS, p != folder))
     _run_file(path, module, spec)
-    say_if_idle(path)
     FILES[str(path)] = now
     return module
 

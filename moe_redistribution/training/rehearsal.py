@@ -7,19 +7,15 @@ __all__ = ['rehearse']
 
 # %% ../../nbs/3_training/03b_rehearsal.ipynb #7a88a06d
 from collections.abc import Sequence
-from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
-from itertools import combinations, islice
-import random, re, time, warnings
+import warnings
 
-import numpy as np
 import torch
 from ..tasks.errors import refuse
-from ..tasks.kinds import PACKAGE, cached_by_kind, worded_errors
-from ..tasks.own_code import another_process, numbers_in
-from ..models.condition import ROUTERS, VARIANTS, Condition, multipliers
-from ..models.events import EVENTS, say_of_event
+from ..tasks.kinds import cached_by_kind, worded_errors
+from ..tasks.own_code import Unchecked, apart
+from ..models.condition import Condition, multipliers
 from ..models.population import forward, layer, loss
 from ..tasks.task import read_at
 from .engine import fast_loss, gradients
@@ -107,40 +103,7 @@ def _try_events(members):
     return out
 
 # %% ../../nbs/3_training/03b_rehearsal.ipynb #9f058fb0
-def _chance(): return torch.get_rng_state(), np.random.get_state(), random.getstate()
-def _put_back(states):
-    for put, x in zip((torch.set_rng_state, np.random.set_state, random.setstate), states): put(x)
-
-@contextmanager
-def _no_chance(c):
-    "ValueError if the process's random numbers move within it; they are put back. A pass has one thread there."
-    before, threads = _chance(), torch.get_num_threads()
-    torch.default_generator.manual_seed(20_261), np.random.seed(20_261), random.seed(20_261)     # nobody's own choice
-    start, moved = _chance(), []
-    torch.set_num_threads(1)
-    try:
-        yield
-        moved = [n for n, a, b in zip(("torch", "numpy", "Python"), start, _chance())
-                 if (not a.equal(b) if n == "torch" else str(a) != str(b))]
-    finally: torch.set_num_threads(threads), _put_back(before)
-    for n in moved:
-        _wrong(c, "draws", "those that the seed decides", f"some of {n}'s own random numbers", "draw by what is handed "
-               "over: g in begin, draw in noisy, linear in a variant; an event has other numbers in began")
-
-def _kept(c) -> dict:
-    "Numbers outside of all weights within reach of a user's classes, by place: in their files and in themselves."
-    out = {}
-    for x in (c.routing, c.variant, *c.events):
-        for k in type(x).__mro__[:-1]:
-            if k.__module__.partition(".")[0] == PACKAGE: continue
-            own = {f"{k.__name__}.{n}": v for n, v in (vars(k) | vars(x)).items()}
-            for f in vars(k).values():
-                of = getattr(getattr(f, "__wrapped__", f), "__globals__", {})
-                own |= {n: v for n, v in of.items() if n[0] != "_"}
-            for n, v in own.items(): out |= numbers_in(n, v)
-    return out
-
-def _first_apart(a, b, i, j, exact):
+def _first_apart(a, b, i=0, j=0, exact=False):
     "The first name under which member i of one try and member j of another differ; None if they do not."
     for n in a | b:
         if n not in a or n not in b or a[n][i].shape != b[n][j].shape: return n
@@ -148,55 +111,41 @@ def _first_apart(a, b, i, j, exact):
         if (x - y).abs().max() > (0 if exact else 1e-4 * x.abs().max() + 1e-6): return n
 
 # %% ../../nbs/3_training/03b_rehearsal.ipynb #60b768ce
+def _apart(c, work):
+    "What work gives in a process of its own; an error of a user's code is said there, with its line."
+    def told():
+        with worded_errors(c.name, "what can be trained", " or ".join(dict.fromkeys(map(str, c.own)))): return work()
+    return apart(told)
+
 def _check_seeds(c:Condition) -> dict:
-    "`_try_step` of seeds 1 and 2. ValueError unless a seed comes out the same twice, alone and in any order."
-    before = _kept(c)
-    with _no_chance(c):
-        step, turned, alone = (_try_step(c, seeds) for seeds in ([1, 2], [2, 1], [1]))
-        with another_process(*_methods(c)): again = _try_step(c, [1, 2])
-    kept = [f"another {n} after a step" for n, x in _kept(c).items() if before.get(n, x) != x]
-    if n := _first_apart(step, again, 0, 0, True): kept.append(f"another {n} of the same seed the second time")
-    if kept:
-        _wrong(c, "memory", "all of it in the weights, since a kill forgets the rest", kept[0],
-               "keep it in a row more of W_router, or work it out from what is handed over, by no clock, id or hash")
+    """`_try_step` of seeds 1 and 2. ValueError unless a seed comes out the same in another process after other seeds, to
+    the bit, and alone and in another order, to rounding."""
+    def tried(*each): return _apart(c, lambda: [_try_step(c, seeds) for seeds in each][-1])
+    step, again, turned, alone = tried([1, 2]), tried([3, 4], [1, 2]), tried([2, 1]), tried([1])
+    if n := next((n for i in (0, 1) if (n := _first_apart(step, again, i, i, True))), None):
+        _wrong(c, n, "the same of a seed whenever it comes", "another the second time", "draw by what is handed over (g in "
+               "begin, draw in noisy, linear in a variant, began in an event), and keep nothing but in the weights")
     for other, j, where in ((turned, 1, "after seed 2"), (alone, 0, "alone")):
-        if n := _first_apart(step, other, 0, j, False):
+        if n := _first_apart(step, other, 0, j):
             if n == "loss, the short way":
                 _wrong(c, n, "what each token gives by itself, for it packs tokens (m, d)", "another of seed 1 in "
                        "other company", "in hidden no mean, sum, norm or exchange but along the last axis, the units")
             _wrong(c, n, "the same of a seed in any company", f"another of seed 1 {where} than before seed 2",
                    "no mean, sum or norm over the first axis, which is the seeds'")
-    if n := _kept_from(c):
-        _wrong(c, n, "what the weights say", "what others said that lay at the same place or had their shape",
-               "keep nothing under data_ptr(), id, a shape or a name, since weights change")
     return step
 
-def _methods(c):
-    "Functions of a condition's router, variant and events that are not the library's."
-    return [f for x in (c.routing, c.variant, *c.events) for k in type(x).__mro__[:-1]
-            if k.__module__.partition(".")[0] != PACKAGE for f in vars(k).values() if hasattr(f, "__globals__")]
-
 def _a_little_on(members):
-    "Members whose every weight has moved, as after some steps."
-    members.w.add_(torch.rand(members.w.shape[1:], generator=torch.Generator().manual_seed(0)), alpha=.1)
-    return members
-
-@torch.no_grad()                                                             # as where models are measured
-def _kept_from(c):
-    "The first activation of weights, in the place of others, that differs from theirs beside the others; None without."
-    both, one = _a_little_on(init_members(c, [1, 2], "paired")), init_members(c, [1], "paired")
-    tokens = _examples(c.get_task(), 1)[0]
-    forward(unflatten(both.w, c), tokens, c, sink=(said := {}))
-    for i in (0, 1, 0):
-        one.w.copy_(both.w[i:i + 1])
-        forward(unflatten(one.w, c), tokens, c, sink=(now := {}))
-        if n := _first_apart(said, now, i, 0, False): return n
+    "Parameters of members whose every weight has moved by a tenth of its matrix's size, as after some steps."
+    g, params = torch.Generator().manual_seed(0), unflatten(members.w, members.c)
+    for x in params.values():
+        x.add_(torch.randn(x.shape[1:], generator=g) * .1 * max(float(x.square().mean().sqrt()), .02))
+    return params
 
 # %% ../../nbs/3_training/03b_rehearsal.ipynb #2e9d8cfb
 def _check_sight(c:Condition):
     "ValueError if a position of a causal task sees what comes later."
-    t, members = c.get_task(), init_members(c, [1], "paired")
-    params, tokens = unflatten(members.w, c), _examples(t, 1)[0][None]
+    t, params = c.get_task(), _a_little_on(init_members(c, [1], "paired"))
+    tokens = _examples(t, 1)[0][None]
     said, first = forward(params, tokens, c), t.read[0] if c.routing.by_question else 0
     other = tokens.roll(1, 1).where(tokens.roll(1, 1) != tokens, (tokens + 1) % t.d_vocab)
     for cut in sorted({first + 1, t.n_ctx // 2, t.n_ctx - 1} & {*range(first + 1, t.n_ctx)} if t.causal else ()):
@@ -209,7 +158,7 @@ def _check_sight(c:Condition):
 
 def _check_parts(c:Condition):
     "ValueError unless some examples, and read-outs alone, have what they have in a whole pass."
-    t, params = c.get_task(), unflatten(_a_little_on(init_members(c, [1], "paired")).w, c)
+    t, params = c.get_task(), _a_little_on(init_members(c, [1], "paired"))
     tokens, seen = _examples(t, 1)[0], {}
     said, read = forward(params, tokens, c, sink=seen), forward(params, tokens, c, read_only=True)
     with torch.inference_mode(): measured = forward({n: x.clone() for n, x in params.items()}, tokens, c)
@@ -243,8 +192,8 @@ def _gates(c, sharper, turned=0):
 def _check_sites(c:Condition):
     """ValueError unless an FFN's `hidden` is what W_down gets, and what is put in its sites' place goes on, so that an
     edit of a site is one of the model; a warning if the activation that the name says is not used."""
-    members, tokens = _a_little_on(init_members(c, [1], "paired")), _examples(c.get_task(), 1)[0]
-    p, sink, other = unflatten(members.w, c), {}, "silu" if c.activation == "relu" else "relu"
+    p, tokens = _a_little_on(init_members(c, [1], "paired")), _examples(c.get_task(), 1)[0]
+    sink, other = {}, "silu" if c.activation == "relu" else "relu"
     said = forward(p, tokens, c, sink=sink)
     if c.activation != "linear" and said.equal(forward(p, tokens, replace(c, activation=other))):
         warnings.warn(f"{c.activation} of {c.name}: expected other units than with {other}; got the same, bit for bit; "
@@ -262,11 +211,11 @@ def _check_sites(c:Condition):
             _wrong(c, n, "a site that is told", "none of that name", f'hand it over, as at("{n}", …)')
         made = torch.einsum("sbtew, sewd -> sbted", sink[f"{prefix}hidden"], own["W_down"])
         if "b_down" in own: made = made + own["b_down"][:, None, None]
-        if _first_apart({at: made if c.routed else made.squeeze(3)}, {at: sink[at]}, 0, 0, False):
+        if _first_apart({at: made if c.routed else made.squeeze(3)}, {at: sink[at]}):
             _wrong(c, "hidden", "what goes into W_down", f"another {at}", 'return at("hidden", …) as it is')
         for n in [n for n in ("gate", "up", "hidden") if prefix + n in sink]:
-            forward(p, tokens, c, edits={prefix + n: lambda x: x + 1}, sink=(edited := {}))
-            if not _first_apart({at: sink[at]}, {at: edited[at]}, 0, 0, False):
+            forward(p, tokens, c, edits={prefix + n: lambda x: x + 1 + x.abs().max()}, sink=(edited := {}))
+            if not _first_apart({at: sink[at]}, {at: edited[at]}):
                 _wrong(c, n, "a site whose edits come through", f"the same {at} whatever is put there",
                        f'go on with what it gives back, as h = at("{n}", h)')
 
@@ -278,13 +227,7 @@ def _check_router(c:Condition, step:dict):
     if len(taken) == 1 and taken[0] != c.top_k:
         _wrong(c, "gates", f"{c.top_k} of {c.n_experts} experts a token, as its name says", f"{taken[0]} for each one",
                "keep the c.top_k most probable, or call it so", f"-e{c.n_experts}k{taken[0]}")
-    if min(x.min() for x in each) < 0:
-        warnings.warn(f"gates of {c.name}: expected weights from 0 on; got {min(x.min() for x in each):.3g}, by which an "
-                      "expert is taken away; fix: none if that is meant")
     if r.gates and r.reads_stream and c.n_experts > 1: _check_order(c, _gates(c, 1)[0], _gates(c, 1, 1)[0])
-    if r.noisy: _check_noise(c)
-    if r.after: _say_if_layers(c)
-    if r.after or r.balance: _say_if_crowded(c)
     for n, x in step.items() if r.probs and not (r.gates and r.balance) else ():
         if n.split(".")[-1] == "router_probs" and (x.min() < 0 or (x.sum(-1) - 1).abs().max() > 1e-3):
             _wrong(c, n, "probabilities, which sum to 1", f"sums up to {x.sum(-1).max():.3g}",
@@ -293,70 +236,6 @@ def _check_router(c:Condition, step:dict):
     if alike and not r.shared:
         _wrong(c, alike[-1], "values that differ from seed to seed", "the same for seeds 1 and 2",
                "draw from g, or say shared = True")
-
-def _a_pass(c):
-    "A seed's parameters, what gives the activations of a pass of some examples, and its examples."
-    members, (tokens, targets) = init_members(c, [1], "paired"), _examples(c.get_task(), 1)
-    params, draw = unflatten(members.w, c), draws_of(members, [0])
-    return params, partial(activations_of, params, tokens, c, draw), (tokens, targets)
-
-def _check_noise(c):
-    "ValueError if a router's noise does not reach its probabilities."
-    params, look, (tokens, _) = _a_pass(c)
-    told = [next(x for n, x in seen.items() if n.split(".")[-1] == "router_probs")
-            for seen in (look(), activations_of(params, tokens, c))]
-    if (told[0] - told[1]).abs().max() <= 1e-6:
-        _wrong(c, "noise", "other probabilities in a training step", "the same, for it is one number for all experts",
-               "draw one for each, by draw(torch.randn, *logits.shape[1:])")
-
-def _say_if_layers(c):
-    "Warns if what a router changes after a step leaves a layer out, or hangs, in one, on the gates of another."
-    params, look, _ = _a_pass(c)
-    def after(seen):
-        own = {n: x.clone() for n, x in params.items()}
-        c.routing.after(own, lambda: dict(seen), c)
-        return own["W_router"]
-    was = after(seen := look())
-    first = torch.eye(c.n_experts)[0]
-    full = after({n: first.expand_as(x) if n[-5:] in ("gates", "probs") else x for n, x in seen.items()})
-    still = [full[:, k].equal(params["W_router"][:, k]) for k in range(c.n_layers)]
-    if any(still) and not all(still):
-        return warnings.warn(f"after of {c.name}: expected another map of each layer; got that of layer "
-                             f"{still.index(True)} as it was; fix: go over all layers, or none if one alone is meant")
-    for l in range(c.n_layers if c.n_layers > 1 else 0):
-        own = (f"L{l}.gates", f"L{l}.router_probs")
-        now = after({n: x.roll(1, -1) if n in own else x for n, x in seen.items()})
-        if odd := [k for k in range(c.n_layers) if k != l and not now[:, k].equal(was[:, k])]:
-            return warnings.warn(f"after of {c.name}: expected what layer {l} routes to change its own map alone; got "
-                                 f"another one of layer {odd[0]}; fix: read that layer's gates, L{odd[0]}.gates, or "
-                                 "none if layers share what they learn")
-
-def _say_if_crowded(c):
-    "Warns if a router's `after`, or its balance loss, gives more to an expert that has most tokens."
-    r, end = c.routing, time.process_time() + .5
-    params, look, (tokens, targets) = _a_pass(c)
-    W = params["W_router"] = (start := params["W_router"]).clone()
-    def loads(): return torch.stack([(x != 0).float().mean((0, 1, 2)) for n, x in look().items() if n[-5:] == "gates"])
-    def fall():
-        "One step down the balance loss, of a fiftieth of the map's size."
-        W.requires_grad_()
-        balance = loss(params, tokens, targets, c)[1].sum()
-        grad, = torch.autograd.grad(balance, W, allow_unused=True) if balance.requires_grad else (None,)
-        W.requires_grad_(False)
-        if grad is not None and (size := grad.norm()) > 1e-9: W.sub_(grad, alpha=float(.02 * W.norm() / size))
-    one = torch.arange(c.n_experts) == (least := (was := loads()).sum(0).argmin())
-    full = {n: one.to(x) * torch.ones_like(x) if n[-5:] in ("gates", "probs") else x for n, x in look().items()}
-    moves = {"after": (lambda: r.after(params, lambda: dict(full), c), was[:, least])} if r.after else {}
-    if r.balance and c.balance and r.learns and r.reads_stream: moves["balance"] = fall, was.amax(-1)
-    for what, (move, before) in moves.items():
-        W.copy_(start)
-        for _ in range(60):
-            if time.process_time() < end: move()
-        now = loads()[:, least] if what == "after" else loads().amax(-1)
-        if (now - before).max() > .15:
-            warnings.warn(f"{what} of {c.name}: expected less for an expert that has too much; got {now.max():.0%} of "
-                          f"tokens after some steps of it alone, {before.max():.0%} before; fix: turn its sign round, "
-                          "or none if it is not there to balance")
 
 def _check_order(c, gates, turned):
     "ValueError if gates stay where they are while a router's columns change places; a warning if they go elsewhere."
@@ -385,102 +264,22 @@ def _check_learns(c:Condition, step:dict):
 def _still(c) -> list:
     "Weights of an FFN and its router that should learn and that neither task nor balance loss would move."
     members, (tokens, targets) = init_members(c, [1], "paired"), _examples(c.get_task(), 1)
-    members.w.add_(torch.rand(members.w.shape[1:], generator=torch.Generator().manual_seed(0)), alpha=.01)  # none is 0
-    params = {n: x.requires_grad_() for n, x in unflatten(members.w.detach(), c).items()}
+    params = {n: x.detach().requires_grad_() for n, x in _a_little_on(members).items()}
     own = ["W_router"] * (c.n_experts > 1 and not c.routing.after) + [n for n in c.variant.shapes(c) if n[0] == "W"]
     own = [n for n in own if n in learning_names(c, [0])]
-    def lost(fewer=0): return loss(params, tokens[fewer:], targets[fewer:], c, draw=draws_of(members, [0]))
-    def still(loss, names):
-        if not loss.requires_grad: return names
-        grads = torch.autograd.grad(loss, [params[n] for n in names], None, True, allow_unused=True) if names else ()
-        return [n for n, g in zip(names, grads) if g is None or g.abs().max() <= 1e-7]
-    said, balance = lost()
-    if "W_router" in own and still(balance.sum(), ["W_router"]): said, balance = lost(1)       # loads were even by chance
-    total = (said + c.balance * balance).sum()
-    uneven = c.balance and c.top_k < c.n_experts and balance.abs().max() > 0 and c.router in ROUTERS.origins
-    if "W_router" in own and uneven and still(balance.sum(), ["W_router"]):
-        _wrong(c, "balance", "a gradient of it on W_router, which alone it can move", "none",
-               "no detach or no_grad on probs, since the gates' counts have none; or give zeros")
-    of_gates = c.balance and (c.top_k > 1 or c.gate != "renorm")             # else its one gate is 1, whatever it says
-    if "W_router" in own and of_gates and still(said.sum(), ["W_router"]) and not still(total, ["W_router"]):
-        warnings.warn(f"gradient of W_router of {c.name}: expected one of the task's loss; got none but the balance "
-                      "loss's, which asks for no good choice of experts; fix: no detach or no_grad on the way to the gates, or "
-                      "none if that is meant")
-    return still(total, own)
-
-# %% ../../nbs/3_training/03b_rehearsal.ipynb #7e1b0a4d
-def _twins(c):
-    "(what it is, another's word, the condition with that): things of a class in one file, other numbers in events."
-    def others(table, name):
-        at, called = table.origin(name), getattr(table[name], "__qualname__", type(table[name]).__qualname__)
-        return [n for n, x in table.items() if n != name and at.own and table.origin(n) == at and
-                called == getattr(x, "__qualname__", type(x).__qualname__)]
-    for table, field in ((ROUTERS, "router"), (VARIANTS, "ffn")):
-        name = getattr(c, field)
-        for n in others(table, name): yield f"{table.kind} {name}", n, replace(c, **{field: n})
-    for i, e in enumerate(c.events):
-        if not (name := next((n for n in EVENTS.origins if EVENTS[n] is type(e)), "")): continue
-        words = [(EVENTS[n], EVENTS[n].example) for n in others(EVENTS, name)]
-        words += [(type(e), re.sub(r"\d+", lambda m: str(int(m[0]) + more), e.word)) for more in (1, 2)]
-        for kind, word in words:
-            if word == e.word or not (found := re.fullmatch(kind.pattern, word)): continue
-            events = *c.events[:i], kind.read(e.step, found), *c.events[i + 1:]
-            yield f"event {e.word}", word, replace(c, events=events)
-
-def _say_if_twin(c:Condition, step:dict):
-    "Warns if a `step` of a condition is, bit for bit, that of what stands in its file under another name or number."
-    def moved(c): return [multipliers(c, k) for k in range(len(c.events) + 1)]
-    for what, word, other in islice(_twins(c), 8):
-        with suppress(Exception), _no_chance(other):                       # a wrong one is told where it is asked for
-            same = [*_try_step(other, [1, 2]).values()]
-            if moved(c) != moved(other) or len(same) != len(step): continue
-            if not all(map(torch.equal, step.values(), same)): continue
-            warnings.warn(f"{what} of {c.name}: expected a step of its own; got that of {word}, bit for bit; fix: bind "
-                          "what a loop changes where it is defined (def f(…, k=k)) and read numbers by self, or none if "
-                          "they part later")
-
-# %% ../../nbs/3_training/03b_rehearsal.ipynb #5e0a91c5
-def _same_numbers(each):
-    "Pairs of names whose tensors, of two different numbers or more, hold the same ones, in whatever order."
-    told = {n: x.flatten().sort().values for n, x in each.items()}
-    told = {n: x for n, x in told.items() if len(x) and x[0] < x[-1]}
-    return [(a, b) for a, b in combinations(told, 2) if told[a].equal(told[b])]
-
-def _copied(x, axis):
-    "Is there the same, of two different numbers or more, all along an axis?"
-    return x.min() < x.max() and x.shape[axis] > 1 and x.equal(x.narrow(axis, 0, 1).expand_as(x))
-
-def _say_if_same(c:Condition, step:dict):
-    """Warns of an FFN's weights that begin as the same numbers, for all seeds, layers or experts too where others do
-    not, of an event after which two experts are the same, and of `say_of_event`."""
-    before, own, began = [], [*c.variant.shapes(c)], {n: step[f"initial {n}"] for n in c.variant.shapes(c)}
-    for a, b in _same_numbers({n: x[0] for n, x in began.items()}):
-        warnings.warn(f"initial {b} of {c.name}: expected a draw of its own; got the numbers of {a}; fix: call linear "
-                      "for each, or none if that is meant")
-    for axis, what in enumerate(("seeds", "layers", "experts")):
-        same = [n for n, x in began.items() if _copied(x, axis)]
-        map_ = [] if axis == 0 or not c.routed else ["W_router"] * _copied(step["initial W_router"], (0, 1, -1)[axis])
-        if same and any(x.min() < x.max() and n not in same for n, x in began.items()) or (same := map_):
-            warnings.warn(f"initial {same[0]} of {c.name}: expected a draw for each of its {what}; got one for all, "
-                          "though others differ; fix: draw by linear, or none if it is no draw")
-    for k, e in enumerate(c.events):
-        p = unflatten(step[f"weights after {e.word}"], c)
-        if type(e).__module__.partition(".")[0] != PACKAGE: say_of_event(
-            f"event {e.word} of {c.name}", e, unflatten(step[f"weights before {e.word}"], c), p,
-            {n: step[f"initial {n}"] for n in p}, multipliers(c, k + 1))
-        experts = {f"E{i}": torch.cat([p[n][0, :, i].flatten() for n in own]) for i in range(c.n_experts * bool(own))}
-        now = _same_numbers(experts)
-        for a, b in [x for x in now if x not in before]:
-            warnings.warn(f"event {e.word} of {c.name}: expected experts that differ, as they did before it; got {b} the "
-                          f"same as {a}; fix: take a clone() before the first is written over, or none if it copies")
-        before = now
+    for some in (slice(None), slice(1, None)):                       # loads that are even by chance have no balance to gain
+        said, balance = loss(params, tokens[some], targets[some], c, draw=draws_of(members, [0]))
+        total = (said + c.balance * balance).sum()
+        if not (own and total.requires_grad): return own
+        grads = torch.autograd.grad(total, [params[n] for n in own], allow_unused=True)
+        own = [n for n, g in zip(own, grads) if g is None or g.abs().max() <= 1e-7]
+    return own
 
 # %% ../../nbs/3_training/03b_rehearsal.ipynb #52547419
 def _try_out(c:Condition):
     "All that a rehearsal looks at. ValueError (expected, got, fix) for what is wrong."
     rules(c)
     step = _check_seeds(c)
-    _say_if_twin(c, step), _say_if_same(c, step)
     _check_sight(c), _check_parts(c)
     if c.routed: _check_router(c, step)
     _check_learns(c, step)
@@ -488,6 +287,10 @@ def _try_out(c:Condition):
 
 @cached_by_kind
 def rehearse(c:Condition):
-    "`_try_out` of a condition that has something of a user's own. ValueError (expected, got, fix) for what is wrong."
+    """`_try_out`, in a process of its own, of a condition that has something of a user's own. ValueError (expected, got,
+    fix) for what is wrong; a warning if there is no such process, so that nothing was looked at."""
     if not c.own: return
-    with worded_errors(c.name, "what can be trained", " or ".join(dict.fromkeys(map(str, c.own)))): _try_out(c)
+    try: _apart(c, lambda: _try_out(c))
+    except Unchecked as e:
+        warnings.warn(f"{c.name}: expected one step, looked at before it trains; got unchecked, for {e}; fix: none if you "
+                      "have looked yourself", Unchecked)

@@ -24,12 +24,12 @@ import pandas as pd
 import torch
 from ..tasks.errors import choose, refuse
 from ..tasks.kinds import PACKAGE, Kind, import_file, need_files, origin_of, register
-from ..tasks.own_code import file_hash, handed_over, of_users, read_twice, say_if_again, say_if_alike
+from ..tasks.own_code import file_hash, handed_over, of_users, read_twice, say_if_alike
 from .sources import code_by_room, code_of, say_if_changed
 from .store import Damaged, Store, has_begun, machine, seal, set_aside as aside, unseal, write_whole
 from .jobs import Job, Watch, run_all, whole_seeds
 from .groups import Training
-from .company import rows_of_job, say_if_unasked
+from .company import rows_of_job, say_if_unchecked
 
 
 # %% ../../nbs/3_training/08_study.ipynb #e1ec3134
@@ -86,13 +86,7 @@ class Study:
         found = [(j.arm, f) for j in jobs if (f := find_rows(j, Store(root))) is not None]
         if of_users(self.run):
             say_if_alike(f"{self.name}.{preset}", found)
-            say_if_unasked(self, preset, [f[1] for j in jobs if (f := _own_file(j.path(Store(root)), j.key))])
-            keys = {j.key for j in jobs}
-            for p, other in self.presets.items():
-                if other.note or other.settings == self.presets[preset].settings: continue
-                new = [j for j in study_jobs(self, p) if j.path(Store(root)).exists() and j.key not in keys]
-                again = [(j.arm, f) for j in new if (f := find_rows(j, Store(root))) is not None]
-                say_if_again(f"{self.name}.{preset}", found, p, again)
+            say_if_unchecked(f"{self.name}.{preset}", [f[1] for j in jobs if (f := _own_file(j.path(Store(root)), j.key))])
         named = [f.assign(condition=f"{self.name}.{preset}/" + f["condition"]) for _, f in found]
         return pd.concat(named, ignore_index=True) if named else pd.DataFrame()
 
