@@ -7,10 +7,12 @@ __all__ = ['ANSWERED', 'Question']
 
 # %% ../../nbs/5_evidence/07e_questions.ipynb #82625c27
 from dataclasses import dataclass
+from numbers import Real
 
 import numpy as np
 import pandas as pd
 from ..tasks.errors import refuse
+from ..training.jobs import whole_seeds
 from ..instruments.rows import WHERE
 from .contrasts import BOTH
 from .statistics import flips_needed, holm, outcome, paired_contrast
@@ -28,11 +30,17 @@ class Question:
     top: float = 1.         # the most there is
 
     def __post_init__(self):
-        object.__setattr__(self, "seeds", tuple(self.seeds))
-        if not self.pairs: refuse("question", "at least one pair of arms", "none", fix='{"name": (arm, other)}')
-        for name, (a, b) in self.pairs.items():
+        object.__setattr__(self, "seeds", tuple(whole_seeds(self.seeds)))
+        if not isinstance(self.pairs, dict) or not self.pairs:
+            refuse("question", "at least one pair of arms", repr(self.pairs)[:80], fix='{"name": (arm, other)}')
+        for what in ("margin", "guess", "top"):
+            if isinstance(x := getattr(self, what), Real) and not isinstance(x, bool) and abs(x) < np.inf: continue
+            refuse(f"{what} of a question", "a finite number", repr(x), fix="for example margin=.05, guess=.1")
+        for name, pair in self.pairs.items():
+            if not isinstance(pair, (tuple, list)) or [type(x) for x in pair] != [str, str] or not str(name).strip():
+                refuse(f"pair {name}", "a name and two arms' names", repr(pair)[:80], fix='{"name": (arm, other)}')
+            a, b = pair
             if a == b: refuse(f"pair {name}", "two arms", f"{a} on both sides", fix="name the other arm")
-        if len(set(self.seeds)) < len(self.seeds): refuse("seeds", "each of them once", self.seeds, fix="leave one out")
         room = self.top - self.guess
         if not 0 < self.margin < room:
             refuse("margin", f"above 0, and below the {room:g} between a guess and the top", self.margin,

@@ -26,7 +26,7 @@ from ..tasks.own_code import Unchecked, apart, of_users, other_value, same_rows,
 from ..tasks.data import STREAMS, unseen_examples
 from ..models.condition import Condition, condition
 from ..models.ffn import own_rules
-from ..models.population import SITES, Trained, forward, init, layer, predict, shapes, sites
+from ..models.population import SITES, Trained, forward, init, layer, shapes, sites
 from ..models.variants import Gated
 from ..training.loop import rules
 from ..training.store import seal_hash

@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['ATTENTION', 'EXPERTS', 'EMBEDDINGS', 'NORM_GAINS', 'MODEL_PARTS', 'NUMBER', 'EVENTS', 'FIELDS', 'Event',
-           'short_number', 'Reset', 'Restart', 'Rate', 'Exchange', 'Only', 'Fresh', 'say_of_event', 'write_events',
-           'read_events', 'in_new_names', 'in_old_names', 'fields_of']
+           'short_number', 'Reset', 'Restart', 'Rate', 'Exchange', 'Only', 'Fresh', 'write_events', 'read_events',
+           'in_new_names', 'in_old_names', 'fields_of']
 
 # %% ../../nbs/2_models/02_events.ipynb #44619834
 from collections.abc import Callable, Sequence
@@ -13,6 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import wraps
 from itertools import groupby
+from numbers import Real
 from pathlib import Path
 import csv, math, re, warnings
 
@@ -194,42 +195,6 @@ class Fresh(Event):
         for x in moments:
             for n in x: x[n].zero_()
 
-# %% ../../nbs/2_models/02_events.ipynb #7c31d0e2
-_SAYS_WHICH = r"(?i)(?:^|\W)L\d|layer \d|\b(?:first|last|second|upper|lower|top|bottom|one|single) (?:\w+ )?layer"
-
-def _alike(x) -> bool:
-    "Do two seeds have the same numbers, (2, …), or one of them so many times the other's?"
-    a, b = (y.double().flatten() - y.double().mean() for y in x)
-    if min(a.norm(), b.norm()) <= 1e-3 * max(x.abs().max(), 1e-30): return False
-    return bool((a - b).norm() <= 1e-6 * a.norm() or len(a) > 8 and abs(a @ b) > .9999 * a.norm() * b.norm())
-
-def _by_lot(moved) -> bool:
-    "Are the entries that moved, (2, …, rows, columns), the same for two seeds, and in no rows, columns or blocks?"
-    rows = moved[0].reshape(-1, moved.shape[-1])
-    turns = (rows[:, 1:] != rows[:, :-1]).sum(1).double().mean()
-    return moved[0].equal(moved[1]) and len(rows) > 3 and 2 * len(rows.unique(dim=0)) > len(rows) and bool(turns > 2)
-
-def say_of_event(of:str, e:Event, was:dict, now:dict, began:dict, rates:dict):
-    """Warns of an event, called `of`, that moves two seeds by the same numbers or at the same places by lot, leaves
-    layers out without a word, or sets entries to 0 which go on learning. Parameters of two seeds, these first, before
-    it, after it, and where they `began`; multipliers of their rates."""
-    for n, x in now.items():
-        moved = x != was[n]
-        if not moved.any(): continue
-        if not _alike(was[n]) and (_alike(x) or x.isfinite().all() and _alike(x - was[n])) or _by_lot(moved):
-            warnings.warn(f"{of}: expected seeds that differ in what becomes of {n}; got the same numbers for seeds 1 "
-                          "and 2, or so many times them; fix: take what began holds, with draw = 1 other than at the "
-                          "start, which is a seed's own, or none if it is no draw")
-        layers = moved.transpose(0, 1).flatten(1).any(1).tolist() if n not in (*EMBEDDINGS, "w_ln_final") else [True]
-        if not all(layers) and not re.search(_SAYS_WHICH, f"{e.word} {type(e).__doc__}"):
-            warnings.warn(f"{of}: expected what becomes of {n} in all {len(layers)} layers; got none of layer "
-                          f"{layers.index(False)}; fix: leave the first axis, the layers', whole, or say which layer "
-                          "it is in its docstring")
-        gone = (x == 0) & (was[n] != 0) & (began[n] != 0)
-        if 0 < gone.sum() < gone.numel() and rates.get(n, 1.):
-            warnings.warn(f"{of}: expected entries of {n} that stay 0; got {gone.float().mean():.0%} of them set to "
-                          f"0, which learn on and grow back; fix: hold {n} by scales, or none if they may")
-
 # %% ../../nbs/2_models/02_events.ipynb #9c58d5f2
 def _tale(word): return sorted(map(float, re.findall(NUMBER, word))), sorted(re.sub(NUMBER, "", word))
 
@@ -246,7 +211,12 @@ def _as_said(kind, step, found):
 def _told_all(scales):
     "A rule of rates that is handed those of every parameter, of the router and of norm gains, too."
     @wraps(scales)
-    def told(self, own): return scales(self, dict.fromkeys((*NORM_GAINS, "W_router"), 1.0) | own)
+    def told(self, own):
+        said = scales(self, dict.fromkeys((*NORM_GAINS, "W_router"), 1.0) | own)
+        fine = isinstance(said, dict) and all(isinstance(x, Real) and 0 <= x < math.inf for x in said.values())
+        if not fine: refuse(f"scales of {self.word}", "a multiplier from 0 on of each rate", repr(said)[:80],
+                            fix="return own | dict(W_E=.5)")
+        return said
     return told
 
 def _event(name, kind):

@@ -138,72 +138,19 @@ def _check_rules(t):
                    f"{'all' if x.all() else 'none'} of {len(x)} held out", fix="another rule")
 
 # %% ../../nbs/1_tasks/01d_capabilities.ipynb #12e286c2
-_PADS = "pad", "padding"
-
-def _again(x): return x[:, 1:][x[:, 1:] == x[:, :-1]].unique().tolist() if x.shape[1] > 1 else []
-
-def _fills(x) -> list:
-    "Numbers that fill rows (n, m) up from one end alone: none where two do, for then the rows are in order."
-    def only(is_): return is_.cummax(1).values.equal(is_) and not is_.all()
-    rows = {y: (x == y).byte() for y in x[:, [0, -1]].unique().tolist()} if x.numel() else {}
-    ends = {y: int(is_.any(1).sum()) for y, is_ in rows.items() if only(is_) or only(is_.flip(1))}
-    ends = [y for y, n in ends.items() if n > .1 * max(ends.values())]
-    return ends if len(ends) == 1 and ends[0] in _again(x) else []
-
-def _check_pads(t):
-    "ValueError if a token that fills up is scored where it stands after itself; a warning if once, as an end."
-    y, asked = t.targets[:20_000, list(t.scored)], t.tokens[:20_000, :t.read[0] if t.causal else None]
-    asked = asked[:, asked.amin(0) < asked.amax(0)]                              # without what is there in all
-    words, where = [str(w).strip("<>[]_ ").lower() for w in t.vocab[:t.d_vocab_out]], f"scored of {t.name}"
-    named = [i for i, w in enumerate(words) if w in _PADS and (y == i).any()]
-    sides, tail = _fills(asked), _fills(y)
-    for pad in [i for i in named if i in _again(y)] or [i for i in tail if i in sides]:
-        i, j = ((y[:, 1:] == pad) & (y[:, :-1] == pad)).nonzero()[0].tolist()
-        refuse(where, "answers", f"{t.vocab[pad]!r} again after {t.vocab[pad]!r} at {t.positions[t.scored[j + 1]]} of "
-               f"example {i}, which anyone has right who knows the length", fix="score places that all answers have")
-    alone = [i for i in tail if len(y.unique()) > 3 and not (t.tokens[:20_000, :t.read[0] + 1] == i).any()]
-    if pads := named or alone:
-        warnings.warn(f"{where}: expected answers; got {t.vocab[pads[0]]} for {(y == pads[0]).float().mean():.0%} of "
-                      "what is scored, so that a share of right ones is one of padding, too; fix: score places that "
-                      "all answers have, or none if an answer's length is asked for")
-
-def _say_if_read(t):
-    """Warns of answers that are the same for all examples, of an answer that stands where it is asked for, or, where
-    all is seen at once, at any one place, and of answers that are a part of the question, in its order: nothing is
-    left to work out."""
+def _say_if_free(t):
+    """Warns of answers that are the same for all examples, and of answers that are a token: the one at which they are
+    asked for, or, where all is seen at once, any one place's."""
     if len(t.tokens) < 2: return
-    found, differ = {}, [j for j in t.scored if t.targets[:, j].min() < t.targets[:, j].max()]
-    if one := [t.positions[j] for j in t.scored if j not in differ]:
-        warnings.warn(f"scored of {t.name}: expected answers that differ from example to example; got the same for "
-                      f"all at {', '.join(one)}, which anyone has right; fix: "
-                      f"{f'scored={(*differ,)}' if differ else 'other targets'}, or none if that is meant")
-    ready = {j: [p for p in (at, *range(at if t.causal else t.n_ctx)) if torch.equal(t.tokens[:, p], t.targets[:, j])]
-             for j, at in enumerate(t.read)}
-    first = ready[differ[0]] if differ else []                       # where answers begin that are what was asked
-    whole = len(differ) > 1 and any(all(p + j - differ[0] in ready[j] for j in differ) for p in first)
     for j, at in enumerate(t.read):
-        if not (there := ready[j]) or there[0] != at and (j not in differ or t.causal and not whole): continue
-        where = (f"its own place, {t.places[at]}", "read one place earlier") if there[0] == at else (
-            f"{t.places[there[0]]}, which is seen", "make answers of a copy of the question, which no sort() changes"
-            if t.causal else "causal=True if answers are fed")
-        found.setdefault(where[1], []).append((t.positions[j], where[0]))
-    for fix, each in found.items():
-        warnings.warn(f"{', '.join(n for n, _ in each)} of {t.name}: expected an answer that is to be worked out; "
-                      f"got the token at {each[0][1]}; fix: {fix}, or none if it is to be copied")
-
-def _say_if_mirrored(t):
-    "Warns of held-out inputs that are trained on in another order, where answers do not ask for the order."
-    asked = t.tokens[:, :t.read[0]] if t.causal else t.tokens
-    _, number, times = asked.sort(1).values.unique(dim=0, return_inverse=True, return_counts=True)
-    first = torch.zeros_like(times).scatter_(0, number, torch.arange(len(number)))[number]
-    if not t.rules or (t.targets != t.targets[first]).any() or (asked == asked[first]).all(): return
-    for rule, mask in t.rules.items():
-        held, trained = torch.from_numpy(np.array(mask)), torch.zeros(len(times), dtype=torch.bool)
-        trained[number[~held]] = True
-        if both := int((held & trained[number]).sum()):
-            warnings.warn(f"rule {rule} of {t.name}: expected inputs that are not trained on, in no order; got {both} "
-                          f"of {int(held.sum())} whose tokens are trained on in another one, with the same answer; "
-                          "fix: hold out by the sorted tokens, or none if that is meant")
+        y, of = t.targets[:, j], f"{t.positions[j]} of {t.name}"
+        there = [p for p in ((at,) if t.causal else (at, *range(t.n_ctx))) if torch.equal(t.tokens[:, p], y)]
+        if j in t.scored and y.min() == y.max():
+            warnings.warn(f"{of}: expected answers that differ from example to example; got the same for all, which anyone "
+                          "has right; fix: score places that differ, or none if that is meant")
+        elif there:
+            warnings.warn(f"{of}: expected an answer that is to be worked out; got the token at {t.places[there[0]]}; fix: "
+                          "read one place earlier, causal=True if answers are fed, or none if it is to be copied")
 
 def _check_inputs(t):
     "ValueError if an input has two answers or stands on both sides of a split; a warning if in two strata."
@@ -232,21 +179,15 @@ def _check_inputs(t):
     if t.source == "split" and (more := int((times - 1).sum())):
         refuse(f"examples of {t.name}", "each input once, for a part of them is kept from training",
                f"{more} more of some", fix='drop the copies, or source="drawn"')
-    for p in range(t.n_ctx) if t.source == "split" and len(t.tokens) > 8 else ():
-        if len(t.tokens[:, p].unique()) == len(t.tokens):
-            warnings.warn(f"tokens of {t.name} at {t.places[p]}: expected some that several examples have, for a part is "
-                          "kept from training; got another in each, so that no test example's is ever trained; fix: no "
-                          "number of an example among its tokens")
     for rule, mask in t.rules.items():
         held, sides = torch.from_numpy(np.array(mask)), torch.zeros(len(times), 2, dtype=torch.bool)
         sides[number, held.long()] = True
         if both := int(sides.all(1).sum()):
             refuse(f"rule {rule} of {t.name}", "inputs that are not trained on", f"{both} that are, too",
                    fix="hold out all copies of an input")
-    _say_if_mirrored(t)
 
 # %% ../../nbs/1_tasks/01d_capabilities.ipynb #aedef76c
 def check_task(t):
     "ValueError (expected, got, fix) unless what a task says of itself is true of its examples."
     _check_positions(t), _check_examples(t), _check_strata(t), _check_nulls(t)
-    _check_source(t), _check_rules(t), _check_inputs(t), _check_pads(t), _say_if_read(t)
+    _check_source(t), _check_rules(t), _check_inputs(t), _say_if_free(t)

@@ -441,7 +441,8 @@ def import_file(
 ) -> ModuleType:  # the same one as long as it says the same
     "Imports a Python file as a module. ValueError if it cannot be, or is not the one with this hash."
     load_plugins()
-    path = Path(file).resolve()
+    try: path = Path(file).resolve()
+    except (OSError, RuntimeError, ValueError) as e: refuse("import", "a Python file", f"{file!s}: {e}", fix="--import my_study.py")
     if path.suffix != ".py" or not path.is_file():
         refuse("import", "a Python file", path, fix="--import my_study.py")
     now = _own_digest(path)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 import ast, csv, functools, hashlib, importlib.util, inspect, json, operator, os, pickle, random, sys, sysconfig
-import difflib, linecache, select, signal, warnings
+import difflib, io, linecache, select, signal, warnings
 
 import numpy as np
 import pandas as pd
@@ -264,8 +264,8 @@ def apart(work:Callable) -> object:
         child = os.fork()
     if not child:
         try:
-            sys.stdout = sys.stderr = open(os.devnull, "w")
-            with open(theirs, "wb") as f: f.write(_asked_apart(work))
+            sys.stdout = sys.stderr = io.StringIO()
+            with os.fdopen(theirs, "wb") as f: f.write(_asked_apart(work))
         finally: os._exit(0)
     os.close(theirs)
     with open(ours, "rb") as f:

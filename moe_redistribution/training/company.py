@@ -7,7 +7,7 @@ __all__ = ['OutOfTime', 'say_if_unchecked', 'rows_of_job']
 
 # %% ../../nbs/3_training/07b_company.ipynb #3c81dc4f
 from collections.abc import Sequence
-from contextlib import nullcontext, suppress
+from contextlib import nullcontext
 from copy import copy, deepcopy
 from dataclasses import replace
 from pathlib import Path

@@ -276,10 +276,22 @@ def _still(c) -> list:
     return own
 
 # %% ../../nbs/3_training/03b_rehearsal.ipynb #52547419
+def _say_if_same(c:Condition, step:dict):
+    "Warns of an event that adds the same numbers to weights of two seeds, which differ before it."
+    for e in c.events:
+        before, after = (unflatten(step[f"weights {when} {e.word}"], c) for when in ("before", "after"))
+        for n, x in after.items():
+            a, b = added = x - before[n]
+            if added.any() and not before[n][0].equal(before[n][1]) and (a - b).abs().max() <= 1e-5 * added.abs().max():
+                warnings.warn(f"event {e.word} of {c.name}: expected seeds that differ in what becomes of {n}; got the same "
+                              "numbers added to seeds 1 and 2; fix: take what began holds, with draw = 1, which is a "
+                              "seed's own, or none if it is no draw")
+
 def _try_out(c:Condition):
     "All that a rehearsal looks at. ValueError (expected, got, fix) for what is wrong."
     rules(c)
     step = _check_seeds(c)
+    _say_if_same(c, step)
     _check_sight(c), _check_parts(c)
     if c.routed: _check_router(c, step)
     _check_learns(c, step)

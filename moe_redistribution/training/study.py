@@ -42,7 +42,16 @@ class Preset:
     settings: dict = field(default_factory=dict)    # whatever else rows depend on, as JSON can keep it
     recorded: bool = True   # do its rows go into results/?
     note: str = ""          # what is not attempted, and why, for a preset that is only an estimate
-    def __post_init__(self): object.__setattr__(self, "settings", deepcopy(self.settings))  # its own, in a loop as well
+    def __post_init__(self):
+        if not isinstance(self.arms, dict) or not all(isinstance(a, str) and a.strip() for a in self.arms):
+            refuse("arms of a preset", "a dictionary: a name → its seeds", repr(self.arms)[:80], fix='{"plain": (1, 2)}')
+        if not isinstance(self.settings, dict):
+            refuse("settings of a preset", "a dictionary", repr(self.settings)[:80], fix="dict(steps=1000)")
+        stacks = self.stack.values() if isinstance(self.stack, dict) else [self.stack]
+        if not all(type(n) is int and n > 0 for n in stacks):
+            refuse("stack of a preset", "how many seeds are in one job, 1 or more", repr(self.stack), 1, "leave it out")
+        object.__setattr__(self, "settings", deepcopy(self.settings))                    # its own, in a loop as well
+        object.__setattr__(self, "arms", {a: tuple(whole_seeds(s)) for a, s in self.arms.items()})
 
 # %% ../../nbs/3_training/08_study.ipynb #2737d9f7
 def _all_settings(arm:str, settings:dict):
