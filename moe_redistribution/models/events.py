@@ -15,7 +15,7 @@ from functools import wraps
 from itertools import groupby
 from numbers import Real
 from pathlib import Path
-import csv, math, re, warnings
+import csv, math, re
 
 import torch
 
