@@ -117,7 +117,7 @@ class Bench {                                     // three models of one seed, e
     this.seed = seed;
     this.go = node("button", {type: "button", class: "go"}, "Train three models");
     this.halt = node("button", {type: "button", class: "plain", hidden: ""}, "Stop");
-    this.keep = node("button", {type: "button", class: "plain", hidden: ""}, "Keep");
+    this.keep = node("button", {type: "button", class: "plain", hidden: "", title: "a file for each model that is trained"}, "Keep as files");
     this.said = node("p", {class: "said", role: "status", "aria-live": "polite"});
     this.cost = node("p", {class: "small"});
     this.panels = node("div", {class: "arms"}, this.jobs.map((job, i) => this.panel(job, i)));
@@ -126,6 +126,7 @@ class Bench {                                     // three models of one seed, e
     this.go.onclick = () => this.start();
     this.halt.onclick = () => this.stop("Stopped. What is in the picture stays.");
     this.keep.onclick = () => this.tell({do: "keep"});
+    seed.onchange = () => this.jobs.forEach((_, i) => this.forget(i));
   }
   panel(job, i) {
     const choice = (key, said, options) => {
@@ -157,7 +158,8 @@ class Bench {                                     // three models of one seed, e
   }
   forget(i) {
     this.seen[i] = [], this.workers[i]?.terminate(), delete this.trained[i], this.show(i), this.state(i, "");
-    this.said.textContent = "";
+    this.said.textContent = this.cost.textContent = "";
+    this.keep.hidden = !this.trained.some(Boolean);
   }
   show(i) { this.panels.children[i].querySelector(".curve").replaceChildren(curve(this.jobs[i], this.seen[i] ?? [])); }
   state(i, said, share = "") {
@@ -230,6 +232,7 @@ class Bench {                                     // three models of one seed, e
     const file = URL.createObjectURL(new Blob([text], {type: "application/json"}));
     node("a", {download: `${called(this.trained[i]).replaceAll(/[ ,]+/g, "_")}.json`, href: file}).click();
     setTimeout(() => URL.revokeObjectURL(file), 1000);
+    this.cost.textContent = "Kept as JSON, a file a model: moe-redistribution measure FILE.json reads it.";
   }
 }
 

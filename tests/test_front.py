@@ -80,6 +80,9 @@ def test_a_reader_trains_three_models_by_keyboard_and_they_land_in_the_picture(t
     tab.select_option("select[aria-label='kind, model 2']", "dense")                # what was trained before goes from the panel
     assert tab.locator("#front-trainer output").nth(1).inner_text() == "" == tab.inner_text(".said")
     assert tab.locator("#front-trainer .arm b").nth(1).inner_text() == "fast dense at 2" and tab.locator("path.yours").count() == landed
+    tab.fill("#front-trainer input", "8"), tab.keyboard.press("Tab")                        # another seed is another training
+    assert not any(tab.locator("#front-trainer output").all_inner_texts()) and "Three models in" not in tab.inner_text("#front-trainer")
+    assert not tab.locator("#front-trainer button:has-text('Keep')").is_visible()
 
 @pytest.mark.audit
 def test_a_hidden_tab_pauses_and_a_stop_leaves_the_picture(tab):
