@@ -251,8 +251,9 @@ def _asked_apart(work):
         try: got, wrong = work(), None
         except Exception as e: got, wrong = None, e
     said = [(w.category, str(w.message)) for w in heard]
-    try: return pickle.dumps((got, wrong, said))
-    except Exception: return pickle.dumps((None, wrong and ValueError(f"{type(wrong).__name__}: {wrong}"), said))
+    try: pickle.loads(pickle.dumps(wrong))
+    except Exception: wrong = ValueError(f"{type(wrong).__name__}: {wrong}")              # of a kind that cannot travel
+    return pickle.dumps((got, wrong, said))
 
 def apart(work:Callable) -> object:
     """What `work()` gives in a process of its own, a fork of this one with other random numbers: nothing that it changes

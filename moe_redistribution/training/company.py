@@ -57,7 +57,6 @@ def _check_company(of, job, desk, found, took) -> str:
     if desk.watch.deadline and time.time() + cost > desk.watch.deadline: return "its time is over"
     for seeds in tries:
         try: again = _beside(job, desk, seeds)
-        except Unchecked as e: return str(e)
         except ValueError:
             if seeds == tries[-1]: raise
             continue                                                      # of a function that takes one seed alone
@@ -84,10 +83,13 @@ def rows_of_job(job:Job, desk:object):
     with reads(scratch=True) as read: found = _once(job, desk)
     info = {"read": read} if read else {}
     if found is None or not new: return found, info
-    if desk.watch.n >= 4 and (run, None) not in _MADE_AGAIN:
-        check_resumed(of, desk, lambda beside: apart(lambda: _once(job, beside)))
-        _MADE_AGAIN.add((run, None))
-    if (run, job.arm) in _MADE_AGAIN: return found, info
-    if why := _check_company(of, job, desk, found, time.monotonic() - began): return found, info | {"unchecked": why}
+    took, why = time.monotonic() - began, ""
+    try:
+        if desk.watch.n >= 4 and (run, None) not in _MADE_AGAIN:
+            check_resumed(of, desk, lambda beside: apart(lambda: _once(job, beside)))
+            _MADE_AGAIN.add((run, None))
+        if (run, job.arm) not in _MADE_AGAIN: why = _check_company(of, job, desk, found, took)
+    except Unchecked as e: why = str(e)
+    if why: return found, info | {"unchecked": why}
     _MADE_AGAIN.add((run, job.arm))
     return found, info
