@@ -5991,6 +5991,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '', 'doc_host': '', 'git_url
                                                                                                     'moe_redistribution/training/store.py'),
                                                    'moe_redistribution.training.store.home': ( '3_training/store.html#home',
                                                                                                'moe_redistribution/training/store.py'),
+                                                   'moe_redistribution.training.store.lock': ( '3_training/store.html#lock',
+                                                                                               'moe_redistribution/training/store.py'),
                                                    'moe_redistribution.training.store.machine': ( '3_training/store.html#machine',
                                                                                                   'moe_redistribution/training/store.py'),
                                                    'moe_redistribution.training.store.of_clone': ( '3_training/store.html#of_clone',
