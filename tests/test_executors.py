@@ -22,8 +22,10 @@ import torch
 import moe_redistribution
 from moe_redistribution.tasks.kinds import import_file
 from moe_redistribution.training import executors
-from moe_redistribution.training.executors import JobPool, Lost, local_executor, open_executor, processes, _read_spec, _try_workers, watch
-from moe_redistribution.training.groups import train
+from moe_redistribution.training.executors import (JobPool, Lost, dask_client, local_executor, open_executor, processes,
+                                                   _read_spec, _try_workers, watch)
+from moe_redistribution.training.groups import Training, train
+from moe_redistribution.training.jobs import _carry_with
 from moe_redistribution.training.store import Store
 from same import assert_same_runs
 
@@ -81,15 +83,22 @@ def test_an_interrupt_cancels_what_has_not_begun_and_stops_the_pool(place):
         watch(pool, job, [(i,) for i in range(9)], interrupt, every=0.2)
     assert begun == [0] and stopped == [1]
 
+class Batch:
+    "A batch system that carries a job out when its result is asked for, and loses those of seed 2."
+    def submit(self, f, job, what):
+        def result(_):
+            if what.seeds == (2,): raise OSError("no file")
+            return f(job, what)
+        return type("Job", (), dict(result=result, job_id=17, state="NODE_FAIL", paths=SimpleNamespace(stderr="17.err")))()
+
 @pytest.mark.parametrize("how", ["given up", "cancelled", "own error"])
 def test_a_lost_job_stops_no_other_and_one_message_names_what_was_lost(how):
     def job(what):
-        if what.seeds == (2,):
-            if how == "cancelled": raise CancelledError
-            raise Lost("job 17, NODE_FAIL, log 17.err") if how == "given up" else KeyError("mine")
+        if what.seeds == (2,): raise CancelledError if how == "cancelled" else KeyError("mine")
         done.append(what.seeds)
     done, jobs = [], [(SimpleNamespace(condition="add7/x", seeds=(s,)),) for s in (1, 2, 3)]
-    with ThreadPoolExecutor(2) as pool, pytest.raises(KeyError if how == "own error" else Lost) as e: watch(pool, job, jobs)
+    pool = JobPool(Batch(), 2) if how == "given up" else ThreadPoolExecutor(2)
+    with pool, pytest.raises(KeyError if how == "own error" else Lost) as e: watch(pool, job, jobs)
     assert sorted(done) == [(1,), (3,)]
     if how == "own error": return
     why = "job 17, NODE_FAIL, log 17.err" if how == "given up" else "its scheduler gave it up"
@@ -223,24 +232,33 @@ def test_an_encrypted_address_without_certificates_is_refused_in_one_line():
         with open_executor("tls://node:8786"): pass
     assert "\n" not in str(e.value)
 
-OWN = """
-from moe_redistribution import Router, register
+OWN = '''
+import pandas as pd, torch
+from moe_redistribution import Router, Task, register
+from moe_redistribution.models.condition import RECIPES
+
+@register("task", "even", recipe=dict(RECIPES["add7"], d_model=16, d_head=8, batch=8, steps=20, eval_every=10), rules=("first99",))
+def made():
+    "Is the number of ones in four bits even?"
+    bits = torch.cartesian_prod(*[torch.arange(2)] * 4)
+    return Task("even", d_vocab=3, d_vocab_out=2, causal=True, tied=False, read=(4,), scored=(0,), positions=("even",),
+                vocab=("0", "1", "="), tokens=torch.cat([bits, torch.full((16, 1), 2)], 1),
+                targets=1 - bits.sum(1)[:, None] % 2, strata=pd.DataFrame({"ones": bits.sum(1)}))
 
 @register("router", "halved")
 class Halved(Router):
     "Logits of half the size."
     def logits(self, held, x, c): return super().logits(held, x, c) * .5
-"""
-OWN_NAMES = ["add7/moe-e2k1-h8-silu+d16+halved", "add7/moe-e4k1-h8-silu+d16+halved"]
+'''
+OWN_NAME = "even/moe-e2k1-h8-silu+halved"
 
 @pytest.fixture
 def own(own_file, tmp_path):
-    "Trains what a file of one's own brings, into a store of this name."
+    "Trains what a file of one's own brings, a group a seed, into a store of this name."
     own_file.write_text(OWN)
     import_file(own_file)
-    def go(store, executor, steps=20):
-        return train(OWN_NAMES, [1, 2], "paired", "full", tmp_path / store, steps=steps, group_size=2, executor=executor,
-                     quiet=True)
+    def go(store, executor, steps=20, seeds=(1, 2)):
+        return train(OWN_NAME, seeds, "paired", "full", tmp_path / store, steps=steps, group_size=1, executor=executor, quiet=True)
     return go
 
 @contextmanager
@@ -251,18 +269,49 @@ def two_workers(**how):
 
 def test_code_of_ones_own_trains_on_two_dask_workers_as_in_one_process(own, tmp_path):
     with two_workers() as cluster: rows = own("far", cluster.scheduler_address)
-    assert rows["step"].tolist() == [20] * 4
+    assert rows["step"].tolist() == [20, 20]
     own("near", "here")
-    assert_same_runs(tmp_path / "far", tmp_path / "near", OWN_NAMES, [1, 2], "paired")
+    assert_same_runs(tmp_path / "far", tmp_path / "near", OWN_NAME, [1, 2], "paired")
 
 def test_code_of_ones_own_trains_as_jobs_of_a_batch_system_as_in_one_process(own, tmp_path):
     "submitit for real, by the file that --executor names, each job a process of its own on this machine."
     pytest.importorskip("submitit")
     (path := tmp_path / "jobs.json").write_text('{"cluster": "local", "at_once": 2, "timeout_min": 3}')
-    assert own("far", f"slurm:{path}")["step"].tolist() == [20] * 4
+    assert own("far", f"slurm:{path}")["step"].tolist() == [20, 20]
     assert len(list((tmp_path / "far" / "slurm").glob("*_result.pkl"))) == 2
     own("near", "here")
-    assert_same_runs(tmp_path / "far", tmp_path / "near", OWN_NAMES, [1, 2], "paired")
+    assert_same_runs(tmp_path / "far", tmp_path / "near", OWN_NAME, [1, 2], "paired")
+
+@pytest.mark.audit
+def test_code_of_ones_own_given_to_two_workers_is_trained_once_though_one_is_killed_in_the_middle(own, tmp_path):
+    "The same group on both workers of a real cluster at once; whoever has its lock is killed, and the other goes on."
+    job, far = Training(OWN_NAME, (1, 2), "paired", "full", 2, 4000), Store(tmp_path / "far")
+    with two_workers() as cluster, dask_client("127.0.0.1", int(cluster.scheduler_address.rpartition(":")[2]), far.root) as c:
+        both = [c.submit(_carry_with, job.files, job, str(far.root), None, None, .1, "cpu", workers=[w], pure=False,
+                         allow_other_workers=True) for w in c.scheduler_info()["workers"]]
+        wait_until(lambda: list(far.root.glob("groups/**/*.state")) and sum(map(len, c.processing().values())) == 2)
+        said, = {p.read_text() for p in far.root.glob("v1/**/*.lock")}
+        os.kill(int(re.match(r"process (\d+) on ", said)[1]), signal.SIGKILL)
+        assert not any(x.done() for x in both)                                      # in the middle of it
+        assert c.gather(both) == [True, True]
+    train(OWN_NAME, [1, 2], "paired", "full", tmp_path / "near", steps=4000, group_size=2, executor="here", quiet=True)
+    assert_same_runs(far, tmp_path / "near", OWN_NAME, [1, 2], "paired")
+    assert not list(far.root.glob("groups/**/*.state"))
+
+@pytest.mark.audit
+def test_a_machine_that_falls_silent_is_no_wrong_version_and_its_jobs_go_to_others(tmp_path):
+    "One of two workers is stopped as by a lost network before anything is asked: all runs are there in the end."
+    dask = pytest.importorskip("dask")
+    with dask.config.set({"distributed.comm.timeouts.connect": "2s", "distributed.scheduler.worker-ttl": "8s"}), \
+            two_workers() as cluster:
+        with open_executor(cluster.scheduler_address) as pool: pid, *_ = watch(pool, eval, [("__import__('os').getpid()",)])
+        os.kill(pid, signal.SIGSTOP)
+        try: rows = train(NAMES, [1, 2], "paired", "full", tmp_path / "far", steps=200, quiet=True,
+                          executor=cluster.scheduler_address)
+        finally: os.kill(pid, signal.SIGKILL)
+    train(NAMES, [1, 2], "paired", "full", tmp_path / "near", steps=200, executor="here", quiet=True)
+    assert len(rows) == 4
+    assert_same_runs(tmp_path / "far", tmp_path / "near", NAMES, [1, 2], "paired")
 
 @pytest.mark.audit
 def test_a_worker_killed_in_the_middle_of_its_group_costs_no_run(tmp_path):
@@ -342,6 +391,7 @@ def test_the_file_for_slurm_reaches_the_job_that_slurm_is_given(tmp_path, monkey
     asked = (tmp_path / "asked.sh").read_text()
     for line in ("mem=6GB", "time=90", "gpus-per-node=1", "partition=gpu", "nodes=1"): assert f"#SBATCH --{line}\n" in asked
 
+@pytest.mark.audit
 def test_a_job_that_the_batch_system_lost_is_named_with_its_log(tmp_path, monkeypatch):
     submitit = pytest.importorskip("submitit")
     monkeypatch.setattr(submitit.Job, "_results_timeout_s", 0)
@@ -363,7 +413,7 @@ def test_an_error_comes_from_a_batch_system_as_it_was_raised():
     with JobPool(Queue()) as pool:
         with pytest.raises(ValueError, match="^task: .*fix: x$") as e: watch(pool, wrong, [(ValueError("task: fix: x"),)])
         assert "in wrong" in str(e.value.__cause__)                                     # where it happened is not lost
-        with pytest.raises(RuntimeError, match="^Unsent: one and two$"): watch(pool, wrong, [(Unsent("one", "two"),)])
+        with pytest.raises(Exception, match="one and two$"): watch(pool, wrong, [(Unsent("one", "two"),)])
 
 @pytest.mark.parametrize("asked, got", [([], "here"), (["--executor", "local:2"], "local:2")])
 def test_groups_on_a_gpu_are_trained_here_or_side_by_side_if_an_executor_is_named(asked, got, monkeypatch, tmp_path):
