@@ -105,13 +105,12 @@ def _job_name(job) -> str:
     of = next((x for x in job if hasattr(x, "condition")), None)
     return repr(job)[:60] if of is None else f"{of.condition} seeds {', '.join(map(str, of.seeds))}"[:120]
 
-def _refuse_lost(lost, n):
-    "Raises the one message on jobs that were lost, of n: (job, how) of each."
+def _refuse_lost(lost:Sequence, n:int):
+    "The one message on jobs that were lost, as (job, how), of n."
     named = "; ".join(f"{_job_name(job)} ({how})" for job, how in lost[:4]) + f" and {len(lost) - 4} more" * (len(lost) > 4)
     refuse("jobs", f"a result of each of {n}", f"{len(lost)} lost with their workers, all others' kept: {named}",
            fix="the same command again, which goes on where they stood (a machine short of memory needs smaller groups; "
            "a script needs `if __name__ == '__main__':` above what trains)", error=Lost)
-
 
 # %% ../../nbs/3_training/05_executors.ipynb #a91c3e57
 def _here(f, job):
@@ -142,11 +141,10 @@ def watch(pool:str|Executor, f:Callable, jobs:Sequence, show:Callable=lambda: No
         if not getattr(pool, "ends_its_futures", False): [future.cancel() for future in futures]
         if not all(future.done() for future in futures) and hasattr(pool, "stop"): pool.stop()
         raise
-    lost = {future: how for future in futures if (how := _how_lost(future))}
-    out = [future.result() for future in futures if future not in lost]                     # or the first error of its own
-    if lost: _refuse_lost([(job, lost[future]) for job, future in zip(jobs, futures) if future in lost], len(futures))
+    how = [_how_lost(future) for future in futures]
+    out = [future.result() for future, lost in zip(futures, how) if not lost]               # or the first error of its own
+    if any(how): _refuse_lost([x for x in zip(jobs, how) if x[1]], len(how))
     return out
-
 
 # %% ../../nbs/3_training/05_executors.ipynb #2e0f05ad
 class Progress:
@@ -285,7 +283,6 @@ def _read_jobs(path:str|Path) -> dict:
         refuse(f"gpus_per_node of {path}", "0 or 1, for a group uses one card", said["gpus_per_node"], 1,
                "more groups, at_once, use more cards")
     return said
-
 
 # %% ../../nbs/3_training/05_executors.ipynb #68e8f201
 FORMS = ("here", "local", "local:4", "dask://HOST:PORT", "tls://HOST:PORT", "slurm:FILE")
@@ -479,4 +476,3 @@ def _slurm_pool(said:dict, folder:str|Path=None) -> JobPool:
                fix='the same on a login node of the cluster, or "cluster": "local" in the file to try it here')
     jobs.update_parameters(**said)
     return JobPool(jobs, at_once)
-
