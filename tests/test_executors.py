@@ -22,7 +22,7 @@ import torch
 import moe_redistribution
 from moe_redistribution.tasks.kinds import import_file
 from moe_redistribution.training import executors
-from moe_redistribution.training.executors import (JobPool, Lost, dask_client, local_executor, open_executor, processes,
+from moe_redistribution.training.executors import (JobPool, dask_client, local_executor, open_executor, processes, _Lost,
                                                    _read_spec, _try_workers, watch)
 from moe_redistribution.training.groups import Training, train
 from moe_redistribution.training.jobs import _carry_with
@@ -98,7 +98,7 @@ def test_a_lost_job_stops_no_other_and_one_message_names_what_was_lost(how):
         done.append(what.seeds)
     done, jobs = [], [(SimpleNamespace(condition="add7/x", seeds=(s,)),) for s in (1, 2, 3)]
     pool = JobPool(Batch(), 2) if how == "given up" else ThreadPoolExecutor(2)
-    with pool, pytest.raises(KeyError if how == "own error" else Lost) as e: watch(pool, job, jobs)
+    with pool, pytest.raises(KeyError if how == "own error" else _Lost) as e: watch(pool, job, jobs)
     assert sorted(done) == [(1,), (3,)]
     if how == "own error": return
     why = "job 17, NODE_FAIL, log 17.err" if how == "given up" else "its scheduler gave it up"
@@ -110,7 +110,7 @@ def test_a_worker_given_up_by_dask_is_a_worker_that_died():
     def job(condition):
         (last := scheduler.WorkerState.__new__(scheduler.WorkerState)).address = "tcp://node17:4242"
         raise scheduler.KilledWorker("group", last, 3)
-    with pytest.raises(Lost, match=r"1 lost .*add7/x seeds 1, 2 \(its workers died, tcp://node17:4242 last\); fix: the same"):
+    with pytest.raises(_Lost, match=r"1 lost .*add7/x seeds 1, 2 \(its workers died, tcp://node17:4242 last\); fix: the same"):
         watch("here", job, [(SimpleNamespace(condition="add7/x", seeds=(1, 2)),)])
 
 # ------------------------------------------------------------------------------------------------------ this machine
@@ -121,7 +121,7 @@ def test_local_workers_have_one_thread_and_low_priority_and_are_missed_when_they
     with open_executor("local:1") as pool:
         jobs = [(torch.get_num_threads,), (os.nice, 0), (signal.getsignal, signal.SIGINT)]
         assert watch(pool, apply, jobs) == [1, min(19, os.nice(0) + 5), signal.SIG_IGN]
-        with pytest.raises(Lost, match="got 2 lost .*a worker process died.*; fix: "): watch(pool, os._exit, [(1,), (1,)])
+        with pytest.raises(_Lost, match="got 2 lost .*a worker process died.*; fix: "): watch(pool, os._exit, [(1,), (1,)])
     with local_executor() as pool: assert pool._max_workers == len(os.sched_getaffinity(0))    # none is started
 
 HOLDS = """
@@ -394,7 +394,7 @@ def test_a_job_that_the_batch_system_lost_is_named_with_its_log(tmp_path, monkey
     monkeypatch.setattr(submitit.Job, "_results_timeout_s", 0)
     (path := tmp_path / "jobs.json").write_text('{"cluster": "local", "at_once": 2}')
     with open_executor(f"slurm:{path}", tmp_path) as pool:
-        with pytest.raises(Lost, match=r"of 2; got 1 lost .*_exit.*job \d+, .*, log .*_0_log.err"):
+        with pytest.raises(_Lost, match=r"of 2; got 1 lost .*_exit.*job \d+, .*, log .*_0_log.err"):
             watch(pool, eval, [("__import__('os')._exit(1)",), ("7 // 2",)])
 
 class Unsent(Exception):

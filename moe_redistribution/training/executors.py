@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['HIRED', 'UNGUARDED', 'JOB_WORDS', 'FORMS', 'AWAY', 'worker', 'ignoring_interrupts', 'n_cores', 'local_executor',
-           'Lost', 'watch', 'Progress', 'processes', 'is_far', 'open_executor', 'submit', 'dask_client', 'JobPool']
+           'watch', 'Progress', 'processes', 'is_far', 'open_executor', 'submit', 'dask_client', 'JobPool']
 
 # %% ../../nbs/3_training/05_executors.ipynb #62ebaf0c
 from pathlib import Path
@@ -90,7 +90,7 @@ def local_executor(workers:int=None, nice:int=5) -> _LocalExecutor:
     return _LocalExecutor(workers or n_cores(), nice)
 
 # %% ../../nbs/3_training/05_executors.ipynb #da957850
-class Lost(RuntimeError): "A job that gave neither result nor error: its worker died, or those who carry it out gave it up."
+class _Lost(RuntimeError): "A job that gave neither result nor error: its worker died, or those who carry it out gave it up."
 
 def _how_lost(future) -> str:
     "How a job was lost, in words; empty for one that has a result or an error of its own."
@@ -98,7 +98,7 @@ def _how_lost(future) -> str:
     if last := getattr(e, "last_worker", None): return f"its workers died, {last.address} last"      # Dask's KilledWorker
     if isinstance(e, BrokenExecutor): return "a worker process died"
     if isinstance(e, CancelledError) or future.cancelled(): return "its scheduler gave it up"
-    return str(e) if isinstance(e, Lost) else ""
+    return str(e) if isinstance(e, _Lost) else ""
 
 def _job_name(job) -> str:
     "What a job that was handed out is called in a message."
@@ -110,7 +110,7 @@ def _refuse_lost(lost:Sequence, n:int):
     named = "; ".join(f"{_job_name(job)} ({how})" for job, how in lost[:4]) + f" and {len(lost) - 4} more" * (len(lost) > 4)
     refuse("jobs", f"a result of each of {n}", f"{len(lost)} lost with their workers, all others' kept: {named}",
            fix="the same command again, which goes on where they stood (a machine short of memory needs smaller groups; "
-           "a script needs `if __name__ == '__main__':` above what trains)", error=Lost)
+           "a script needs `if __name__ == '__main__':` above what trains)", error=_Lost)
 
 # %% ../../nbs/3_training/05_executors.ipynb #a91c3e57
 def _here(f, job):
@@ -128,8 +128,8 @@ def _handed(pool, f, job):
 
 def watch(pool:str|Executor, f:Callable, jobs:Sequence, show:Callable=lambda: None, every:float=1.0) -> list:
     """`f(*job)` for every job, on a pool or "here"; results in the order of jobs. Calls `show()` while it waits. The
-    first error is raised after the others are done, else `Lost` (expected, got, fix) with the names of jobs that were
-    lost with their workers; an interrupt cancels."""
+    first error is raised after the others are done, else a RuntimeError (expected, got, fix) with the names of jobs that
+    were lost with their workers; an interrupt cancels."""
     futures = []
     try:
         for job in jobs:
@@ -441,7 +441,7 @@ def _told(f:Callable, *args):
 
 class JobPool(ThreadPoolExecutor):
     """An executor over anything with `submit(f, *args)` whose jobs have `result()` and `cancel()`; `at_once` are queued.
-    A job without a result is `Lost`."""
+    A job without a result is lost: see `watch`."""
     def __init__(self, jobs:Sequence, at_once:int=64):
         super().__init__(at_once)
         self.jobs, self.going, self.lock = jobs, set(), threading.Lock()
@@ -452,7 +452,7 @@ class JobPool(ThreadPoolExecutor):
             except Exception as e: refuse("job", "one that the batch system takes", " ".join(str(e).split()), cause=e,
                                           fix="correct what is asked for", error=RuntimeError)
             try: value, error, trace = job.result()
-            except Exception as e: raise Lost(_last_line(job, e)) from e
+            except Exception as e: raise _Lost(_last_line(job, e)) from e
             finally: self.going.discard(job)
             if error: raise error from RuntimeError(trace)
             return value
