@@ -424,6 +424,17 @@ def test_groups_on_a_gpu_are_trained_here_or_side_by_side_if_an_executor_is_name
     # all seeds stacked
     assert (how["executor"], how["device"]) == (got, "cuda") and [o.group_size for o in todo] == [128, 128]
 
+@pytest.mark.parametrize("where, status", [("dask://node:8786", 0), ("slurm:jobs.json", 0), ("local:2", 2)])
+def test_a_machine_without_a_gpu_may_send_groups_to_those_that_have_one(where, status, monkeypatch, tmp_path, capsys):
+    from moe_redistribution.record import cli, work
+    monkeypatch.setenv("MOE_REDISTRIBUTION_HOME", str(tmp_path)), monkeypatch.chdir(tmp_path)
+    pytest.importorskip("submitit") and Path("jobs.json").write_text('{"gpus_per_node": 1}')
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(work, "run_all", lambda todo, **how: seen.append(how["executor"]))
+    seen = []
+    assert cli.main(["train", NAMES[0], "--seeds", "1", "--device", "cuda", "--executor", where]) == status
+    assert seen == [where] * (status == 0) and ("a GPU that torch can use" in capsys.readouterr().err) == (status == 2)
+
 def test_an_interrupt_cancels_jobs_in_the_queue():
     class Job:
         def __init__(self): self.gone = threading.Event()
