@@ -4,9 +4,11 @@ import os
 import resource
 import shutil
 import tempfile
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
+import filelock
 import matplotlib.pyplot as plt
 import pandas as pd
 import pytest
@@ -121,6 +123,22 @@ def test_a_run_that_is_stored_under_an_old_name_is_found_and_goes_on(tmp_path, s
     if steps > 200:
         _train_group(name, [1, 2], root=tmp_path / "whole", until="full", steps=steps)
         for s in (1, 2): assert store.load(name, s).history.equals(Store(tmp_path / "whole").load(name, s).history)
+
+def test_a_wait_for_a_lock_says_whose_it_is_once_and_ends_with_what_to_do(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(store_room, "SAID_AFTER", .05), monkeypatch.setattr(store_room, "LONGEST_WAIT", .3)
+    store, whose = Store(tmp_path), f"process {os.getpid()} on "
+    with store.locked(TINY, [1, 2]):
+        with pytest.raises(TimeoutError, match=f"authors-2.lock: expected .*; got one that {whose}.* has; fix: ") as e:
+            with store.locked(TINY, [2]): pass
+        assert not isinstance(e.value, filelock.Timeout) and "\n" not in str(e.value)      # which a budget would pass over
+        said = capsys.readouterr().err
+        assert said.count("\n") == 1 and f"authors-2.lock: {whose}" in said
+        with pytest.raises(filelock.Timeout):
+            with store.locked(TINY, [2], deadline=time.time() + .1): pass
+        with store_room.lock(tmp_path / "free.lock"): pass
+    capsys.readouterr()
+    with store.locked(TINY, [1, 2]): pass
+    assert not capsys.readouterr().err                                                # nobody to wait for, nothing to say
 
 def test_a_group_s_state_that_was_written_under_an_old_name_goes_on(tmp_path):
     c = condition(TINY + "@150:reset1")

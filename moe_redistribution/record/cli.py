@@ -19,7 +19,7 @@ from ..tasks.data import STREAMS
 from ..tasks.errors import Faults, choose, refuse
 from ..tasks.kinds import import_file, load_plugins, users_line
 from ..training.store import write_picture
-from ..training.executors import FORMS, processes
+from ..training.executors import FORMS, is_far, processes
 from ..training.jobs import check_means
 from ..training.loop import UNTIL
 from ..training.study import run_study
@@ -99,7 +99,7 @@ def _check_arguments(args:Namespace):
     choose("dtype", getattr(args, "dtype", "auto"), ["auto", "float32", "bfloat16", "float16", "float64"])
     processes(getattr(args, "executor", None))
     if (device := getattr(args, "device", "cpu")) != "cpu": check_means(device, args.budget)
-    if device[:4] == "cuda" and not args.dry_run and not torch.cuda.is_available():
+    if device[:4] == "cuda" and not (args.dry_run or is_far(getattr(args, "executor", None)) or torch.cuda.is_available()):
         refuse("device", "a GPU that torch can use for cuda", "none", "cpu", "--device cpu")
     if args.command in ("reproduce", "zoo") and args.out: writable_path(Path(args.out) / "rows.parquet")
     elif getattr(args, "out", None): table_file(args.out)

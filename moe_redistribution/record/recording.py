@@ -16,13 +16,12 @@ from pathlib import Path
 
 import pandas as pd
 import torch
-from filelock import FileLock
 
 from ..tasks.commands import command
 from ..tasks.data import STREAMS, SEEDS
 from ..tasks.errors import check_all, choose, refuse
 from ..models.condition import condition
-from ..training.store import Store, as_committed, compact, seal, unseal, write_whole
+from ..training.store import Store, as_committed, compact, lock, seal, unseal, write_whole
 from ..training.executors import open_executor, processes, watch
 from ..training.groups import Training
 from ..training.study import Study, TrainingStudy, canonical, find_rows, known_studies, study_jobs
@@ -99,7 +98,7 @@ def _add_rows(new:pd.DataFrame, kind:str, task:str, clone:Clone) -> Path:
     "Lays rows over those of a table, and returns its path. Others that write the same table wait."
     path = clone.table(kind, task)
     (clone / "results").mkdir(parents=True, exist_ok=True)
-    with FileLock(clone / "results/.lock"):
+    with lock(clone / "results/.lock"):
         old = pd.read_parquet(as_committed(path)) if path.exists() else new.iloc[:0]
         return write_table(_overlay(new, old), kind, task, clone)
 

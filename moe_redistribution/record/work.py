@@ -67,7 +67,8 @@ def _run_reproduce(args:Namespace):
 # %% ../../nbs/7_record/04a_work.ipynb #ea65d516
 def _add_how(p:ArgumentParser, on_cuda:str):
     "Arguments of commands that carry out work, where and how much of it."
-    p.add_argument("--executor", help="here, local, local:4 or dask://HOST:PORT (default: a process on every core)")
+    p.add_argument("--executor", help="here, local, local:4, dask://HOST:PORT, tls://HOST:PORT or slurm:FILE "
+                   "(default: a process on every core)")
     p.add_argument("--device", default="cpu", help=f"cpu (default) or cuda: {on_cuda}")
     p.add_argument("--budget", type=float, help="stop, with everything kept, before so many seconds have passed")
     p.add_argument("--unrecorded", action="store_true", help="leave out what results/ holds already")

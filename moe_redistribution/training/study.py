@@ -19,14 +19,15 @@ from importlib.util import find_spec
 from pathlib import Path
 import hashlib, json, math, numbers, os, pkgutil, re, sys, time, warnings
 
-from filelock import FileLock, Timeout
+from filelock import Timeout
 import pandas as pd
 import torch
 from ..tasks.errors import choose, refuse
 from ..tasks.kinds import PACKAGE, Kind, import_file, need_files, origin_of, register
 from ..tasks.own_code import file_hash, handed_over, of_users, read_twice, say_if_alike
 from .sources import code_by_room, code_of, say_if_changed
-from .store import Damaged, Store, has_begun, machine, seal, set_aside as aside, unseal, write_whole
+from .store import (Damaged, Store, has_begun, lock, machine, seal, set_aside as aside, unseal,
+                                              write_whole)
 from .jobs import Job, Watch, run_all, whole_seeds
 from .groups import Training
 from .company import rows_of_job, say_if_unchecked
@@ -163,9 +164,8 @@ class _StudyJob(Job):
 
     def run(self, store:Store, deadline:float=None, tell:Callable=None, save_every:float=5.0, device:str="cpu"):
         (path := self.path(store)).parent.mkdir(parents=True, exist_ok=True)
-        wait = -1 if deadline is None else max(0, deadline - time.time())
         try:
-            with FileLock(path.with_suffix(".lock"), timeout=wait), _torch_threads(self.study.threads):
+            with lock(path.with_suffix(".lock"), deadline), _torch_threads(self.study.threads):
                 if find_rows(self, store) is not None: return True
                 if deadline is not None and time.time() >= deadline: return False
                 start, desk = time.process_time(), Desk(self, store, deadline, tell, save_every, device)
@@ -183,7 +183,7 @@ class _StudyJob(Job):
     def set_aside(self, store:Store):
         moved, path = 0, self.path(store)
         path.parent.mkdir(parents=True, exist_ok=True)
-        with FileLock(path.with_suffix(".lock")):
+        with lock(path.with_suffix(".lock")):
             for p in [*path.parent.glob(f"{path.stem}.*")]:
                 if p.suffix in (".safetensors", ".state", ".part", ".began"): moved += bool(aside(p, "before"))
         own = {s for seeds in self.study.presets[self.preset].arms.values() for s in seeds}
