@@ -117,7 +117,7 @@ def _not_of_seed(runs:Sequence[Run]) -> dict:
                            f"{first['loss']:.5g} at step {first['step']:g} of its history")
         for rule, own in r.weights.items() if keeps else ():
             if _like_its_beginning(flatten({n: v[None] for n, v in own.items()}, c)[0], w) < CHANCE:
-                out[r.seed] = f"weights by {rule} are not like those with which seed {r.seed} begins"
+                out.setdefault(r.seed, f"weights by {rule} are not like those with which seed {r.seed} begins")
     return out
 
 # %% ../../nbs/7_record/01b_sound.ipynb #50d01e0c
@@ -155,7 +155,8 @@ def _once_more(run:Run, runs:Sequence[Run]) -> Training:
     """The training that gives a run once more: on its machine in its group, whose members leave as they did among `runs`
     of its condition, for there every bit counts; else alone."""
     c, m, every = run.condition, run.manifest, RECIPES[run.condition.task]["eval_every"]
-    measures = tuple(dict.fromkeys(f for s in training_studies() for f in s.measures))
+    scores = {"step", "loss", "digits", "exact", "exact256", "train", "test"}
+    measures = tuple(f for s in training_studies() for f in s.measures if {*run.history} - scores)
     def as_far(seeds, until): return Training(c.name, seeds, run.stream, until, len(seeds), run.step, measures)
     if not _here(m.get("machine", {})): return as_far((run.seed,), "full")
     mates = [r for r in runs if r.stream == run.stream and r.seed in m["group"]]
