@@ -400,12 +400,13 @@ def rows_of_zeros(w):
     w[-64:] = 0                                                                             # words that nobody has
     return w
 
-HOLES = {"in an embedding": ("embed_tokens", hole(1500, 333), "1,500 zeros"), "at its end": ("lm_head", hole(1 << 20, 5000), "zeros"),
+HOLES = {"in an embedding": ("embed_tokens", hole(1500, 333), "1,500 zeros"),
+         "at its end": ("lm_head", hole(1 << 20, 5000), "zeros"),
          "as long as that": ("q_proj", hole(1024, 999), "1,024 zeros in a row in model.layers.0"),
          "in an expert": ("experts.0.w1", hole(1100, 77), "1,100 zeros in a row in model.layers.0"),
          "shorter": ("q_proj", hole(1023, 999), ""), "a whole matrix": ("o_proj", torch.zeros_like, ""),
-         "a whole expert's": ("experts.0.w2", torch.zeros_like, ""), "half of it": ("experts.1.w1", torch.zeros_like, ""),
-         "rows of padding": ("embed_tokens", rows_of_zeros, "")}
+         "a whole expert's": ("experts.0.w2", torch.zeros_like, ""),
+         "half of it": ("experts.1.w1", torch.zeros_like, ""), "rows of padding": ("embed_tokens", rows_of_zeros, "")}
 
 @pytest.mark.parametrize("where", HOLES)
 def test_a_hole_of_zeros_is_named_when_a_model_is_opened_and_what_may_be_meant_is_not(where, tmp_path):

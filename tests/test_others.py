@@ -291,7 +291,8 @@ def written(path, rows, **info):
 def accuracies_above_1(path, job, ours): written(path, unseal(path)[1]["rows"] | dict(metric=["digits"], value=[1.7]))
 def losses_below_0(path, job, ours): written(path, unseal(path)[1]["rows"] | dict(metric=["text_loss"], value=[-.2]))
 def examples_by_halves(path, job, ours): written(path, unseal(path)[1]["rows"] | dict(n_examples=[99.5]))
-def plausible(path, job, ours): written(path, unseal(path)[1]["rows"] | dict(value=[float(torch.rand(())) + job.seeds[0]]))
+def plausible(path, job, ours):
+    written(path, unseal(path)[1]["rows"] | dict(value=[float(torch.rand(())) + job.seeds[0]]))
 def one_number(path, job, ours): written(path, unseal(path)[1]["rows"] | dict(value=[job.seeds[0] + .5 + 1e-12]))
 def ours_as_new(path, job, ours):
     written(path, unseal(study_jobs(job.study, seeds=[1])[0].path(ours))[1]["rows"] | dict(seed=[*job.seeds]))
@@ -333,7 +334,8 @@ def test_a_run_under_a_new_seeds_number_is_refused_and_so_is_one_with_that_seeds
     run, begun = theirs.load(NAME, 905, "paired"), first.load(NAME, 905, "paired").history
     theirs.save(replace(run, history=pd.concat([begun, run.history[1:]], ignore_index=True)))
     said = recorded_from(place)
-    assert [x for x in said if x.startswith(f"{path}: refused: expected the loss") and "40 steps of seed 904" in x], said
+    begins = f"{path}: refused: expected the loss"
+    assert [x for x in said if x.startswith(begins) and "40 steps of seed 904" in x], said
     assert [x for x in said if x.startswith(f"{other}: refused: weights by") and "seed 905 begins" in x], said
     assert seeds_of(place, "A. Other") == [3]
 
@@ -350,7 +352,9 @@ def test_a_run_of_another_condition_is_refused(place):
 
 def a_bit_further(w): return {n: torch.nextafter(v, v + 1) if i == 0 else v for i, (n, v) in enumerate(w.items())}
 
-CHANGED = {"a loss of its history": lambda r: replace(r, history=r.history.assign(loss=r.history["loss"] * [1, 1 - 1e-9])),
+def a_loss(run): return replace(run, history=run.history.assign(loss=run.history["loss"] * [1, 1 - 1e-9]))
+
+CHANGED = {"a loss of its history": a_loss,
            "weights": lambda r: replace(r, weights={k: a_bit_further(w) for k, w in r.weights.items()})}
 
 @pytest.mark.parametrize("what", CHANGED)
@@ -362,7 +366,7 @@ def test_a_real_run_with_one_number_changed_does_not_come_out_again(what, place)
 
 def test_a_run_of_another_machine_may_differ_by_rounding_and_not_by_more(place):
     few(place, 3, 4)
-    elsewhere = lambda r: replace(r, manifest=r.manifest | dict(machine=r.manifest["machine"] | dict(processor="other")))
+    elsewhere = manifest(machine=lambda m: m | dict(processor="other"))
     rounded = lambda by: lambda r: replace(elsewhere(r), history=r.history.assign(loss=r.history["loss"] * [1, by],
                                                                                   test=r.history["test"] / by))
     spoil(place, 3, rounded(1.001)), spoil(place, 4, rounded(3.))
@@ -388,8 +392,8 @@ def test_what_would_take_more_than_the_budget_is_not_recorded_and_its_cost_is_sa
     assert not (place / "results/others.csv").exists()
     assert main([*words, "--again-budget", "-1"]) == 2 and "a number above 0" in capsys.readouterr().err
 
-@pytest.mark.parametrize("name", ["=1+1", "-1", "@me", "<b>Ada</b>", "A\nB", "[Ada](x)", "a|b", "Ada, B", "x" * 61, "house",
-                                  "everybody", "A_B", "'A"])
+@pytest.mark.parametrize("name", ["=1+1", "-1", "@me", "<b>Ada</b>", "A\nB", "[Ada](x)", "a|b", "Ada, B", "x" * 61,
+                                  "house", "everybody", "A_B", "'A"])
 def test_whose_it_is_is_a_name(name, place, monkeypatch, capsys):
     monkeypatch.setattr(table_files, "ROOT", place)
     assert main(["record", "--from", str(place / "theirs"), f"--whose={name}"]) == 2

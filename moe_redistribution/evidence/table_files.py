@@ -91,8 +91,8 @@ HOUSE, EVERYBODY = "house", "everybody"
 OTHERS = ["whose", "date", "kind", *KEYS, "seal", "lot", "again"]
 
 def others(root:str|Path=None) -> pd.DataFrame:
-    """results/others.csv, a line a seed that is not the house's: whose it is, since when, what its seal told, the lot by
-    which a part was drawn to be done again, and how it came out if it was drawn."""
+    """results/others.csv, a line a seed that is not the house's: whose it is, since when, what its seal told, the lot
+    by which a part was drawn to be done again, and how it came out if it was drawn."""
     return Clone(root).frame("results/others.csv", OTHERS, dtype=str, keep_default_na=False).astype({"seed": "int64"})
 
 def of_whom(frame:pd.DataFrame, whose:str=HOUSE, root:str|Path=None) -> pd.DataFrame:

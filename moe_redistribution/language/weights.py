@@ -221,6 +221,16 @@ def _check_tables(name:str, model:torch.nn.Module, held:Sequence):
         refuse(f"model {name}", "floating-point weights, or a quantization_config", f"{n} of I64",
                fix="the files as they were published")
 
+def _check_weights(name:str, model:torch.nn.Module):
+    "ValueError if a weight of a model is nan or infinite."
+    for n, w in model.named_parameters():
+        if w.is_meta or not w.is_floating_point(): continue
+        finite = (w.float() if w.itemsize < 2 else w).isfinite()              # of eight bits torch does not say
+        if not finite.all():
+            refuse(f"model {name}", "finite weights", f"{int((~finite).sum())} of {w.numel()} not finite in {n}",
+                   fix="the files as they were published")
+
+# %% ../../nbs/4b_language/04_weights.ipynb #be7a0a02
 HOLE = 1024                                                                    # zeros in a row that no training leaves
 
 def _hole_in(w:torch.Tensor, whole:int):
@@ -240,25 +250,16 @@ def _hole_in(w:torch.Tensor, whole:int):
         if end - begin >= HOLE and (begin % whole or end % whole): return begin, end - begin
 
 def _say_if_holes(name:str, model:torch.nn.Module):
-    """Warns of a run of zeros in a matrix, as a broken download leaves: of no whole matrix, an expert's among them, and of
-    no whole rows of an embedding, which may be meant."""
+    """Warns of a run of zeros in a matrix, as a broken download leaves: of no whole matrix, an expert's among them, and
+    of no whole rows of an embedding, which may be meant."""
     ends = [m and getattr(m, "weight", None) for m in (model.get_input_embeddings(), model.get_output_embeddings())]
     for n, w in model.named_parameters():
         if w.is_meta or w.ndim < 2 or not w.is_floating_point() or w.numel() < HOLE: continue
         # experts lie in one tensor, two matrices of each side by side
         whole = w[0].numel() // 2 if w.ndim > 2 else w.shape[1] if any(w is e for e in ends) else w.numel()
         if not (found := _hole_in(w, whole)): continue
-        warnings.warn(f"model {name}: expected weights without holes; got {found[1]:,} zeros in a row in {n}, from number "
-                      f"{found[0]:,} on; fix: the files as they were published, where a download broke")
-
-def _check_weights(name:str, model:torch.nn.Module):
-    "ValueError if a weight of a model is nan or infinite."
-    for n, w in model.named_parameters():
-        if w.is_meta or not w.is_floating_point(): continue
-        finite = (w.float() if w.itemsize < 2 else w).isfinite()              # of eight bits torch does not say
-        if not finite.all():
-            refuse(f"model {name}", "finite weights", f"{int((~finite).sum())} of {w.numel()} not finite in {n}",
-                   fix="the files as they were published")
+        warnings.warn(f"model {name}: expected weights without holes; got {found[1]:,} zeros in a row in {n}, from number"
+                      f" {found[0]:,} on; fix: the files as they were published, where a download broke")
 
 # %% ../../nbs/4b_language/04_weights.ipynb #be4c1e04
 def check_tokens_of(model:torch.nn.Module, tokens:torch.Tensor):

@@ -168,8 +168,8 @@ def _recorded_seeds(clone:Clone) -> set:
     return {(k, *line) for k, frame in each for line in frame.astype(object).itertuples(index=False, name=None)}
 
 def _note_others(clone:Clone, whose:str, before:set, looked:Sequence=(), lot:str="") -> Path:
-    """Adds to results/others.csv whose every seed is that was not recorded `before`, what its seal told, the `lot` that it
-    was in, and how it came out where it was drawn."""
+    """Adds to results/others.csv whose every seed is that was not recorded `before`, what its seal told, the `lot`
+    that it was in, and how it came out where it was drawn."""
     path, now = clone / "results/others.csv", datetime.now(timezone.utc).isoformat(timespec="seconds")
     def told(name, seed):
         own = [x for x in looked if seed in x.seeds and f"{name}/".startswith(f"{x.condition}/")]
@@ -204,8 +204,8 @@ def _record(store:Store=None, root:str|Path=None, say:Callable=print, executor:s
 
     `executor` as in `train`. `replace`: conditions in which another run of a recorded seed takes its place, for a
     `reason` that is kept; `Faults`, before any work, for one with nothing recorded or nothing in the store.
-    `whose` store it is, if it is lent: nothing that is recorded changes, results/others.csv names new seeds, and a part of
-    it is `done_again` first, for up to `again_budget` seconds; ValueError, and nothing written, where it does not come out.
+    `whose` store it is, if it is lent: nothing that is recorded changes, results/others.csv names new seeds, and a part
+    is `done_again` first, for up to `again_budget` seconds; ValueError, and nothing written, where it does not come out.
     `looked`: what `_look_at_store` says (default: it is asked); files that it refuses are named and left out."""
     store, clone, _ = store or Store(), Clone(root), paper_items()        # without a clone it is refused here
     _check_before(clone, partial(processes, executor),
