@@ -315,10 +315,10 @@ def test_rows_of_a_study_that_were_made_up_are_refused(made_up, mine, tmp_path):
         assert [x for x in said if x.startswith(f"{path}: refused: ") and "expected" in x and ", got " in x], said
         assert set(read_table("mine", "mine.small/a", root=root, whose=EVERYBODY)["seed"]) == {1, 3}
 
-def relabelled(place, seed, to, **own):
+def relabelled(place, seed, to):
     "A real run under another seed's number, sealed again."
     run = lent(place).load(NAME, seed, "paired")
-    Store(place / "theirs").save(replace(run, seed=to, manifest=run.manifest | dict(seed=to) | own))
+    Store(place / "theirs").save(replace(run, seed=to, manifest=run.manifest | dict(seed=to)))
     return lent(place).path(NAME, to, "paired")
 
 def few(place, *seeds):
@@ -329,13 +329,17 @@ def few(place, *seeds):
 def test_a_run_under_a_new_seeds_number_is_refused_and_so_is_one_with_that_seeds_first_steps(place):
     theirs, first = Store(place / "theirs"), Store(place / "first")
     path, other = relabelled(place, 4, 904), relabelled(place, 5, 905)
-    few(place, 3, 904, 905)
+    silent = relabelled(place, 6, 906)
+    few(place, 3, 904, 905, 906)
     train(NAME, [905], "paired", root=first.root, steps=40, executor="here", quiet=True)
     run, begun = theirs.load(NAME, 905, "paired"), first.load(NAME, 905, "paired").history
     theirs.save(replace(run, history=pd.concat([begun, run.history[1:]], ignore_index=True)))
+    run = theirs.load(NAME, 906, "paired")
+    theirs.save(replace(run, history=run.history.assign(loss=float("nan"))))
     said = recorded_from(place)
     begins = f"{path}: refused: expected the loss"
     assert [x for x in said if x.startswith(begins) and "40 steps of seed 904" in x], said
+    assert [x for x in said if x.startswith(f"{silent}: refused: expected the loss") and "got nan" in x], said
     assert [x for x in said if x.startswith(f"{other}: refused: weights by") and "seed 905 begins" in x], said
     assert seeds_of(place, "A. Other") == [3]
 

@@ -397,8 +397,8 @@ def _tell(written):
     print("\n".join(map(str, written)) or "Nothing new.", f"Witness of this state: {witness()}", sep="\n")
 
 def _record_named(args):
-    if args.folder or args.whose or args.replace:
-        refuse("record STUDY", "a study alone", "--from, --whose or --replace as well", fix="leave the study out")
+    if args.folder or args.whose or args.replace or args.again_budget:
+        refuse("record STUDY", "a study alone", "what is for a whole store as well", fix="leave the study out")
     known = known_studies()
     return _record_one(known[choose("study", args.study, list(known))], executor=args.executor, same=args.same)
 

@@ -112,7 +112,7 @@ def _not_of_seed(runs:Sequence[Run]) -> dict:
     began = members.w.clone()
     for r, w, loss in zip(runs, began, train_interval(members, every).tolist()):
         first, keeps = r.history.iloc[0], not c.events and c.lr * c.weight_decay * r.step < 1
-        if first["step"] != every or abs(first["loss"] - loss) > BEGINS * abs(loss):
+        if first["step"] != every or not np.isclose(first["loss"], loss, BEGINS, 0, equal_nan=True):
             out[r.seed] = (f"expected the loss {loss:.5g} of the first {every} steps of seed {r.seed}, got "
                            f"{first['loss']:.5g} at step {first['step']:g} of its history")
         for rule, own in r.weights.items() if keeps else ():
@@ -311,7 +311,7 @@ def done_again(looked:Sequence[Looked], pool:str|Executor="here", budget:float=N
     n, number, out = min(len(fine), max(2, -(-len(fine) // 10))), secrets.randbits(32), list(looked)
     drawn = sorted(random.Random(number).sample(fine, n))
     lot = f"{n} of {len(fine)} by random seed {number}" if n else ""
-    with tempfile.TemporaryDirectory() as place: todo = missing_jobs([out[i].job for i in drawn], place)
+    with tempfile.TemporaryDirectory() as place: todo = [j for i in drawn for j in missing_jobs([out[i].job], place)]
     if budget is not None and (cost := sum(j.seconds for j in todo)) > budget:
         refuse("--again-budget", f"seconds for what is drawn, {lot}: {estimate(todo)}", f"{budget:g}", math.ceil(cost),
                "more of them, or none for all that it takes; nothing is recorded")
