@@ -47,6 +47,27 @@ def test_each_subcommand_has_a_description_and_an_example_that_its_parser_takes(
     words = shlex.split(COMMANDS[name].example)
     assert words[0] == name and parser().parse_args(words).command == name
 
+VALUED = [(name, a) for name, p in SUBS.items() for a in p._actions if a.option_strings and a.nargs != 0]
+
+def refused(words):
+    "What is said of a command line that nobody can read."
+    with pytest.raises(ValueError) as e: cli._read_arguments(words)
+    return str(e.value)
+
+def test_an_option_given_twice_is_refused_in_one_message_by_every_command(capsys):
+    once = [(name, a) for name, a in VALUED if type(a).__name__ == "_StoreAction"]
+    assert len({name for name, _ in once}) > 10
+    for name, a in once:
+        word, flag = next(iter(a.choices)) if a.choices else "1", a.option_strings[0]
+        assert refused([name, flag, word, flag, word]).startswith(f"{flag}: expected to be given once; got"), name
+    assert main(["train", "add7/ffn-h8-silu", "--seeds", "1", "--seeds=2"]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+
+def test_two_dashes_are_no_value_of_any_option():
+    for name, a in VALUED:
+        said = refused([name, f"{a.option_strings[0]}=--"])
+        assert said.startswith(f"{a.option_strings[0]}: expected a value; got --"), name
+
 WORDS = {"--until": UNTIL, "--stream": STREAMS}
 
 def test_the_words_of_an_option_are_explained_wherever_it_is_one():

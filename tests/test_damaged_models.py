@@ -12,6 +12,7 @@ import resource
 import shutil
 import struct
 import sys
+import warnings
 
 import pytest
 from safetensors.torch import load_file, save_file
@@ -23,7 +24,7 @@ from moe_redistribution.language.families import tiny_model
 from moe_redistribution.language.opened import open_model
 from moe_redistribution.instruments.scores import routing_scores, tally
 from moe_redistribution.language.decomposition import answer_terms
-from moe_redistribution.language.weights import _check_files, _check_weights, _weights_in
+from moe_redistribution.language.weights import _check_files, _check_weights, _hole_in, _weights_in, read_model
 from moe_redistribution.record import cli
 
 logging.disable_progress_bar()
@@ -381,6 +382,47 @@ def test_a_nan_of_eight_bits_is_found():
     model = torch.nn.Linear(2, 2, dtype=torch.float32).requires_grad_(False)
     model.weight.data = torch.tensor([[1, NAN], [1, 1]]).to(torch.float8_e4m3fn)
     with pytest.raises(ValueError, match="1 of 4 not finite in weight"): _check_weights("m", model)
+
+def told_holes(folder):
+    "What is said of holes when a folder is opened."
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        read_model(folder)
+    return [str(w.message) for w in said if "zeros in a row" in str(w.message)]
+
+def hole(n, at=0):
+    def change(w):
+        w.view(-1)[at:at + n] = 0
+        return w
+    return change
+
+def rows_of_zeros(w):
+    w[-64:] = 0                                                                             # words that nobody has
+    return w
+
+HOLES = {"in an embedding": ("embed_tokens", hole(1500, 333), "1,500 zeros"),
+         "at its end": ("lm_head", hole(1 << 20, 5000), "zeros"),
+         "as long as that": ("q_proj", hole(1024, 999), "1,024 zeros in a row in model.layers.0"),
+         "in an expert": ("experts.0.w1", hole(1100, 77), "1,100 zeros in a row in model.layers.0"),
+         "shorter": ("q_proj", hole(1023, 999), ""), "a whole matrix": ("o_proj", torch.zeros_like, ""),
+         "a whole expert's": ("experts.0.w2", torch.zeros_like, ""),
+         "half of it": ("experts.1.w1", torch.zeros_like, ""), "rows of padding": ("embed_tokens", rows_of_zeros, "")}
+
+@pytest.mark.parametrize("where", HOLES)
+def test_a_hole_of_zeros_is_named_when_a_model_is_opened_and_what_may_be_meant_is_not(where, tmp_path):
+    part, change, says = HOLES[where]
+    tiny_model("mixtral", vocab_size=256, hidden_size=64, intermediate_size=64).save_pretrained(tmp_path)
+    one(part, change)(tmp_path)
+    said = told_holes(tmp_path)
+    assert len(said) == bool(says) and says in "".join(said) and "fix: " in "".join(said) or not says, said
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float8_e4m3fn])
+def test_a_hole_is_found_wherever_it_begins_and_no_shorter_one_is(dtype):
+    for begin, length in [(b, n) for b in (0, 1, 511, 512, 513, 1023, 6000) for n in (1023, 1024, 1025, 3000, 9999)]:
+        w = torch.ones(10_000)
+        w[begin:begin + length] = 0
+        found = _hole_in(w.to(dtype), 20_000)
+        assert found == ((begin, min(length, 10_000 - begin)) if length >= 1024 else None), (begin, length)
 
 # ----------------------------------------------------------------------------------------------------- models in memory
 

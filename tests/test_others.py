@@ -8,15 +8,17 @@ from dataclasses import replace
 
 import pandas as pd
 import pytest
+import torch
 
 from moe_redistribution.evidence import selection, table_files
+from moe_redistribution.models.condition import RECIPES
 from moe_redistribution.report.figures import without_ffn
 from moe_redistribution.evidence.table_files import EVERYBODY, ROOT, Clone, read_table
 from moe_redistribution.instruments.instrument import instruments
 from moe_redistribution.instruments.rows import rows
 from moe_redistribution.record import recording, sound
 from moe_redistribution.record.cli import main
-from moe_redistribution.record.sound import OLDER, THIS_CODE
+from moe_redistribution.record.sound import OLDER, THIS_CODE, metric_range, range_faults
 from moe_redistribution.studies.sparsity_moves.study import STUDY
 from moe_redistribution.training import company, loop, sources as sources_room, store as store_room
 from moe_redistribution.training.groups import train
@@ -40,7 +42,7 @@ def mine(monkeypatch):
 
 OFFSET = [0.]
 def offset_rows(arm, seeds, settings, desk):
-    return rows([OFFSET[0] + s for s in seeds], seeds, condition=arm, metric="digits", stream="paired")
+    return rows([OFFSET[0] + s for s in seeds], seeds, condition=arm, metric="offset", stream="paired")
 
 def trained(study, root, offset, seeds, lent=False):
     OFFSET[0] = offset
@@ -48,11 +50,18 @@ def trained(study, root, offset, seeds, lent=False):
     run_study(study, "small", seeds=seeds, root=root, executor="here", quiet=True)
     return Store(root, lent)
 
+@pytest.fixture(scope="module", autouse=True)
+def short_intervals():
+    "An interval has 40 steps, so that a run of two takes a moment."
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(RECIPES["add7"], "eval_every", 40)
+        yield
+
 @pytest.fixture(scope="module")
-def two_stores(tmp_path_factory):
+def two_stores(tmp_path_factory, short_intervals):
     "A store of ours with seeds 1 and 2 of a condition, and another's with seeds 2 to 9."
     at = tmp_path_factory.mktemp("two")
-    train(NAME, range(1, 10), "paired", root=at / "theirs", steps=200, group_size=9, executor="here", quiet=True)
+    train(NAME, range(1, 10), "paired", root=at / "theirs", steps=80, group_size=3, executor="here", quiet=True)
     for seed in (1, 2):
         path = Store(at / "ours").path(NAME, seed, "paired")
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -252,6 +261,154 @@ def test_every_rule_that_a_definition_breaks_has_its_line(tmp_path):
     for word in ("expects of", "seeds such as", "a page under"):
         assert [x for x in lines if f"expected {word}" in x], lines
     assert len(statements()) > 100
+
+# ------------------------------------------------------------------------------------------------- what was made up
+
+def test_every_recorded_value_is_one_that_its_metric_can_have():
+    history = ["condition", "stream", "seed", "step"]
+    free, paths = set(), sorted((ROOT / "results/rows").rglob("*.parquet"))
+    for p in [*paths, *sorted((ROOT / "results/history").glob("*.parquet"))]:
+        f = pd.read_parquet(p, columns=None if p.parent.name == "history" else ["condition", "seed", "metric", "value",
+                                                                               "n_examples"])
+        f = f.melt(history, var_name="metric") if p.parent.name == "history" else f
+        assert not range_faults(f), p.name
+        if "n_examples" in f: assert not range_faults(f.assign(metric="n_examples", value=f["n_examples"])), p.name
+        free |= {m for m in f["metric"].unique() if metric_range(m)[:2] == (-float("inf"), float("inf"))}
+    assert len(free) < 25 and not [m for m in free if re.search("loss$|accuracy|share|digits|exact", m)], free
+
+@pytest.mark.parametrize("metric, least, most", [
+    ("digits", 0, 1), ("answer_accuracy", 0, 1), ("attn_share", 0, 1), ("knowledge_ahead", -1, 1), ("loss", 0, 1e9),
+    ("text_loss", 0, 1e9), ("n_keys", 0, 1e9), ("rank_logit", -1e9, 1e9)])
+def test_a_metric_has_a_range_with_its_ends(metric, least, most):
+    of = lambda *values: range_faults(pd.DataFrame(dict(condition="a", seed=1, metric=metric, value=values)))
+    assert not of(least, most) and bool(of(least - .01)) == bool(of(2 * most)) == (most < 1e9) or least == 0
+    assert bool(of(least - .01)) == (least > -1e9) and bool(of(1.5, 2)) == (metric == "n_keys" or most == 1)
+
+def written(path, rows, **info):
+    "Rows that somebody wrote into a sealed file of a job."
+    seal(path, {}, unseal(path)[1] | info | dict(rows=rows))
+
+def accuracies_above_1(path, job, ours): written(path, unseal(path)[1]["rows"] | dict(metric=["digits"], value=[1.7]))
+def losses_below_0(path, job, ours): written(path, unseal(path)[1]["rows"] | dict(metric=["text_loss"], value=[-.2]))
+def examples_by_halves(path, job, ours): written(path, unseal(path)[1]["rows"] | dict(n_examples=[99.5]))
+def plausible(path, job, ours):
+    written(path, unseal(path)[1]["rows"] | dict(value=[float(torch.rand(())) + job.seeds[0]]))
+def one_number(path, job, ours): written(path, unseal(path)[1]["rows"] | dict(value=[job.seeds[0] + .5 + 1e-12]))
+def ours_as_new(path, job, ours):
+    written(path, unseal(study_jobs(job.study, seeds=[1])[0].path(ours))[1]["rows"] | dict(seed=[*job.seeds]))
+
+@pytest.mark.parametrize("made_up", [accuracies_above_1, losses_below_0, examples_by_halves, plausible, one_number,
+                                     ours_as_new])
+def test_rows_of_a_study_that_were_made_up_are_refused(made_up, mine, tmp_path):
+    ours, theirs = trained(mine, tmp_path / "a", .5, [1]), trained(mine, tmp_path / "b", .5, [2, 3], lent=True)
+    recording._record(ours, root := tmp_path / "clone", say=lambda x: None)
+    job = study_jobs(mine, seeds=[2])[0]
+    made_up(path := job.path(theirs), job, ours)
+    before, said = {p: p.read_bytes() for p in root.rglob("*.parquet")}, []
+    if made_up in (plausible, one_number, ours_as_new):
+        with pytest.raises(ValueError, match=f"2 of 2 by random seed \\d+.*{path.name}.*again.*nothing is recorded"):
+            recording._record(theirs, root, say=said.append, whose="A. Other")
+        assert {p: p.read_bytes() for p in root.rglob("*.parquet")} == before
+        assert not (root / "results/others.csv").exists()
+    else:
+        recording._record(theirs, root, say=said.append, whose="A. Other")
+        assert [x for x in said if x.startswith(f"{path}: refused: ") and "expected" in x and ", got " in x], said
+        assert set(read_table("mine", "mine.small/a", root=root, whose=EVERYBODY)["seed"]) == {1, 3}
+
+def relabelled(place, seed, to):
+    "A real run under another seed's number, sealed again."
+    run = lent(place).load(NAME, seed, "paired")
+    Store(place / "theirs").save(replace(run, seed=to, manifest=run.manifest | dict(seed=to)))
+    return lent(place).path(NAME, to, "paired")
+
+def few(place, *seeds):
+    "Of another's runs only these are left."
+    for p in lent(place).path(NAME, 3, "paired").parent.glob("*.safetensors"):
+        if int(p.stem.partition("-")[2]) not in seeds: p.unlink()
+
+def test_a_run_under_a_new_seeds_number_is_refused_and_so_is_one_with_that_seeds_first_steps(place):
+    theirs, first = Store(place / "theirs"), Store(place / "first")
+    path, other = relabelled(place, 4, 904), relabelled(place, 5, 905)
+    silent = relabelled(place, 6, 906)
+    few(place, 3, 904, 905, 906)
+    train(NAME, [905], "paired", root=first.root, steps=40, executor="here", quiet=True)
+    run, begun = theirs.load(NAME, 905, "paired"), first.load(NAME, 905, "paired").history
+    theirs.save(replace(run, history=pd.concat([begun, run.history[1:]], ignore_index=True)))
+    run = theirs.load(NAME, 906, "paired")
+    theirs.save(replace(run, history=run.history.assign(loss=float("nan"))))
+    said = recorded_from(place)
+    begins = f"{path}: refused: expected the loss"
+    assert [x for x in said if x.startswith(begins) and "40 steps of seed 904" in x], said
+    assert [x for x in said if x.startswith(f"{silent}: refused: expected the loss") and "got nan" in x], said
+    assert [x for x in said if x.startswith(f"{other}: refused: weights by") and "seed 905 begins" in x], said
+    assert seeds_of(place, "A. Other") == [3]
+
+def test_a_run_of_another_condition_is_refused(place):
+    run = lent(place).load(NAME, 4, "paired")
+    train("add7/ffn-h8-gelu", [904], "paired", root=place / "first", steps=80, executor="here", quiet=True)
+    real = Store(place / "first").load("add7/ffn-h8-gelu", 904, "paired")
+    Store(place / "theirs").save(replace(real, condition=run.condition,
+                                         manifest=real.manifest | dict(condition=NAME, source=run.manifest["source"])))
+    few(place, 3, 904)
+    said = recorded_from(place)
+    assert [x for x in said if "paired-904" in x and "refused: " in x], said
+    assert seeds_of(place, "A. Other") == [3]
+
+def a_bit_further(w): return {n: torch.nextafter(v, v + 1) if i == 0 else v for i, (n, v) in enumerate(w.items())}
+
+def a_loss(run): return replace(run, history=run.history.assign(loss=run.history["loss"] * [1, 1 - 1e-9]))
+
+CHANGED = {"a loss of its history": a_loss,
+           "weights": lambda r: replace(r, weights={k: a_bit_further(w) for k, w in r.weights.items()})}
+
+@pytest.mark.parametrize("what", CHANGED)
+def test_a_real_run_with_one_number_changed_does_not_come_out_again(what, place):
+    few(place, 3, 4)
+    path = spoil(place, 4, CHANGED[what])
+    with pytest.raises(ValueError, match=f"{path.name}: .*nothing is recorded"): recorded_from(place)
+    assert not (place / "results/others.csv").exists() and seeds_of(place) == [1, 2]
+
+def test_a_run_of_another_machine_may_differ_by_rounding_and_not_by_more(place):
+    few(place, 3, 4)
+    elsewhere = manifest(machine=lambda m: m | dict(processor="other"))
+    rounded = lambda by: lambda r: replace(elsewhere(r), history=r.history.assign(loss=r.history["loss"] * [1, by],
+                                                                                  test=r.history["test"] / by))
+    spoil(place, 3, rounded(1.001)), spoil(place, 4, rounded(3.))
+    with pytest.raises(ValueError, match="paired-4.*: 3 of 10 numbers are others"): recorded_from(place)
+    few(place, 3)
+    assert "1 of 1 by random seed" in recorded_from(place)[0]
+    assert pd.read_csv(place / "results/others.csv")["again"].eq("alike on another machine").all()
+
+def test_the_lot_and_how_it_came_out_stand_in_the_list_of_others(place, monkeypatch):
+    monkeypatch.setattr(sound.secrets, "randbits", lambda n: 7)
+    recorded_from(place)
+    listed = pd.read_csv(place / "results/others.csv", keep_default_na=False).query("kind == 'runs'")
+    assert set(listed["lot"]) == {"2 of 7 by random seed 7"}
+    assert sorted(listed["again"]) == [""] * 5 + ["same bits"] * 2
+
+def test_what_would_take_more_than_the_budget_is_not_recorded_and_its_cost_is_said(place, monkeypatch, capsys):
+    monkeypatch.setattr(table_files, "ROOT", place)
+    monkeypatch.setattr(sound, "_come_out", lambda x: pytest.fail("done again before it was asked what it takes"))
+    words = ["record", "--from", str(place / "theirs"), "--whose", "A. Other", "--executor", "here"]
+    assert main([*words, "--again-budget", "0.001"]) == 2
+    said = capsys.readouterr().err
+    assert "--again-budget: expected seconds for what is drawn, 2 of 7" in said and "of one core" in said
+    assert not (place / "results/others.csv").exists()
+    assert main([*words, "--again-budget", "-1"]) == 2 and "a number above 0" in capsys.readouterr().err
+
+@pytest.mark.parametrize("name", ["=1+1", "-1", "@me", "<b>Ada</b>", "A\nB", "[Ada](x)", "a|b", "Ada, B", "x" * 61,
+                                  "house", "everybody", "A_B", "'A"])
+def test_whose_it_is_is_a_name(name, place, monkeypatch, capsys):
+    monkeypatch.setattr(table_files, "ROOT", place)
+    assert main(["record", "--from", str(place / "theirs"), f"--whose={name}"]) == 2
+    err = capsys.readouterr().err
+    assert err.startswith("moe-redistribution: --whose: expected a name") and err.count("\n") == 1
+
+@pytest.mark.parametrize("name", ["A. Other", "Ada", "Jean-Luc d'Été", "Group 7", "x" * 60])
+def test_a_name_may_have_points_dashes_and_apostrophes(name):
+    from types import SimpleNamespace
+    args = SimpleNamespace(whose=name, folder=None, replace=[], again_budget=None)
+    assert recording._check_from(args)[2]() is None
 
 @pytest.mark.audit
 def test_an_outsider_s_seeds_come_into_the_record_as_contributing_says(tmp_path):

@@ -88,10 +88,11 @@ class Clone:
 
 # %% ../../nbs/5_evidence/04_table_files.ipynb #07e50002
 HOUSE, EVERYBODY = "house", "everybody"
-OTHERS = ["whose", "date", "kind", *KEYS, "seal"]
+OTHERS = ["whose", "date", "kind", *KEYS, "seal", "lot", "again"]
 
 def others(root:str|Path=None) -> pd.DataFrame:
-    "results/others.csv, a line a seed that is not the house's: whose it is, since when, and what its seal told."
+    """results/others.csv, a line a seed that is not the house's: whose it is, since when, what its seal told, the lot
+    by which a part was drawn to be done again, and how it came out if it was drawn."""
     return Clone(root).frame("results/others.csv", OTHERS, dtype=str, keep_default_na=False).astype({"seed": "int64"})
 
 def of_whom(frame:pd.DataFrame, whose:str=HOUSE, root:str|Path=None) -> pd.DataFrame:

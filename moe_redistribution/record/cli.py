@@ -64,9 +64,20 @@ def _add_text_command(p:ArgumentParser, name:str):
 ORDER = ("reproduce train measure record study scores ablate gates loads compare audit conditions ledger rows check "
          "kinds bench new zoo completion").split()
 
+class _Parser(ArgumentParser):
+    "One that refuses an option whose value is given twice, of which the last would win, or is two dashes."
+    def _get_values(self, action, words):
+        if flag := "/".join(action.option_strings):
+            if words == ["--"]: refuse(flag, "a value", "--", fix="leave it out for the default")
+            said = vars(self).setdefault("said", set())
+            if action in said and isinstance(action, argparse._StoreAction):
+                refuse(flag, "to be given once", "it twice", fix="one of the two, or all values behind one")
+            said.add(action)
+        return super()._get_values(action, words)
+
 def parser():
     "The argument parser of `moe-redistribution`."
-    top = argparse.ArgumentParser(prog="moe-redistribution", description="Train populations of tiny transformers, open "
+    top = _Parser(prog="moe-redistribution", description="Train populations of tiny transformers, open "
                                   "them, and print the numbers of 'Sparsity Moves Computation' beside ours.",
                                   epilog="example: moe-redistribution COMMAND --help has an example of each.")
     sub = top.add_subparsers(dest="command", required=True, metavar="command")
@@ -81,7 +92,7 @@ def parser():
 
 # %% ../../nbs/7_record/05_cli.ipynb #12353155
 LEAST = dict(context=1, batch=1, tokens=1, steps=1, d_gate=1, group_size=1, every=1, regret=1, sets=0)
-ABOVE_ZERO = ("lr", "seconds", "budget")
+ABOVE_ZERO = ("lr", "seconds", "budget", "again_budget")
 
 def _check_arguments(args:Namespace):
     "ValueError (expected, got, nearest, fix) for values that no command can use, before any work."
@@ -144,7 +155,7 @@ def _run_completion(args:Namespace):
 # %% ../../nbs/7_record/05_cli.ipynb #02af3d63
 def _read_arguments(argv:Sequence) -> Namespace:
     "Parsed arguments. Where they name no command of ours, a user's files are imported first, which may hold it."
-    add_import(own := ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False))
+    add_import(own := _Parser(add_help=False, allow_abbrev=False, exit_on_error=False))
     with suppress(argparse.ArgumentError):                                      # the whole parser will say it
         said, words = own.parse_known_args(argv)
         if next((w for w in words if w[:1] != "-"), None) not in COMMANDS.built_in():

@@ -13,6 +13,7 @@ from dataclasses import replace
 from functools import partial
 from datetime import datetime, timezone
 from pathlib import Path
+import re
 
 import pandas as pd
 import torch
@@ -39,8 +40,8 @@ from ..evidence.checkpoints import checkpoint, checkpoint_path, checkpoint_seeds
 from ..evidence.selection import far_enough, gather, recorded_runs, weightless_runs
 from .runs import (history_frame, last_step, recordable_runs, replaceable_names, replace_runs,
                                             run_frame, stored_runs)
-from .sound import (OLDER, Looked, kept_presets, look_at_runs, look_at_study, pairs_recorded, row_faults,
-                                             stored_jobs, strangers)
+from .sound import (OLDER, Looked, done_again, kept_presets, look_at_runs, look_at_study,
+                                             pairs_recorded, row_faults, stored_jobs, strangers)
 from .ledger import answer_tables, ledger_page
 from .some_answers import own_lines, some_answers
 
@@ -165,12 +166,14 @@ def _recorded_seeds(clone:Clone) -> set:
     each = ((k, clone.frame(p, columns=KEYS).drop_duplicates()) for k, p in at)
     return {(k, *line) for k, frame in each for line in frame.astype(object).itertuples(index=False, name=None)}
 
-def _note_others(clone:Clone, whose:str, before:set, looked:Sequence=()) -> Path:
-    "Adds to results/others.csv whose every seed is that was not recorded `before`, and what its seal told."
+def _note_others(clone:Clone, whose:str, before:set, looked:Sequence=(), lot:str="") -> Path:
+    """Adds to results/others.csv whose every seed is that was not recorded `before`, what its seal told, the `lot`
+    that it was in, and how it came out where it was drawn."""
     path, now = clone / "results/others.csv", datetime.now(timezone.utc).isoformat(timespec="seconds")
-    def seal(name, seed):
-        return next((x.seal for x in looked if seed in x.seeds and f"{name}/".startswith(f"{x.condition}/")), "")
-    new = [(whose, now, kind, *at, seal(at[0], at[2])) for kind, *at in sorted(_recorded_seeds(clone) - before)]
+    def told(name, seed):
+        own = [x for x in looked if seed in x.seeds and f"{name}/".startswith(f"{x.condition}/")]
+        return (own[0].seal, lot, next((x.again for x in own if x.again), "")) if own else ("", lot, "")
+    new = [(whose, now, kind, *at, *told(at[0], at[2])) for kind, *at in sorted(_recorded_seeds(clone) - before)]
     if new: write_frame(pd.concat([others(clone), pd.DataFrame(new, columns=OTHERS)], ignore_index=True), path)
     return path
 
@@ -194,12 +197,14 @@ def _check_before(clone:Clone, *more:Callable):
               *(partial(as_committed, p) for p in files if p.name[0] != "."))
 
 def _record(store:Store=None, root:str|Path=None, say:Callable=print, executor:str|Executor="here",
-           replace:Sequence[str]=(), reason:str="weights lost", whose:str="", looked:Sequence[Looked]=None) -> list:
+           replace:Sequence[str]=(), reason:str="weights lost", whose:str="", looked:Sequence[Looked]=None,
+           again_budget:float=None) -> list:
     """Adds what the store has to the recorded runs, rows, comparisons and checkpoints; returns the paths written.
 
     `executor` as in `train`. `replace`: conditions in which another run of a recorded seed takes its place, for a
     `reason` that is kept; `Faults`, before any work, for one with nothing recorded or nothing in the store.
-    `whose` store it is, if it is lent: nothing that is recorded changes, and results/others.csv names new seeds.
+    `whose` store it is, if it is lent: nothing that is recorded changes, results/others.csv names new seeds, and a part
+    is `done_again` first, for up to `again_budget` seconds; ValueError, and nothing written, where it does not come out.
     `looked`: what `_look_at_store` says (default: it is asked); files that it refuses are named and left out."""
     store, clone, _ = store or Store(), Clone(root), paper_items()        # without a clone it is refused here
     _check_before(clone, partial(processes, executor),
@@ -209,11 +214,13 @@ def _record(store:Store=None, root:str|Path=None, say:Callable=print, executor:s
         before, but = _recorded_seeds(clone) if whose else set(), frozenset(x.path for x in looked if x.why)
         for x in looked: say(f"{x.path}: refused: {x.why}") if x.why else None
         if older := [x for x in looked if x.seal == OLDER and not x.why]: say(f"{len(older)} files have an {OLDER}")
+        looked, lot = done_again(looked, pool, again_budget) if whose else (looked, "")
+        if lot: say(f"Done again and come out: {lot}")
         names = replaceable_names(replace, store, clone, but)
         taken = {n: replace_runs(store, clone, n, say, reason, but) for n in names}
         written = [clone / "results/replaced.csv"] * any(taken.values())
         for study in known_studies().values(): written += _record_study(store, clone, study, say, pool, but)
-    if whose: written.append(_note_others(clone, whose, before, looked))
+    if whose: written.append(_note_others(clone, whose, before, looked, lot))
     return written if manifest_of(clone).empty else written + _write_answers(store, clone, but)
 
 # %% ../../nbs/7_record/03_recording.ipynb #82ed1e1e
@@ -263,6 +270,8 @@ def _add_record(p:ArgumentParser):
                    help="of these, let another run of a recorded seed take its place, whole, if it went as far")
     p.add_argument("--from", dest="folder", metavar="FOLDER", help="a store of another machine; needs --whose")
     p.add_argument("--whose", metavar="NAME", help="who made it, for results/others.csv")
+    p.add_argument("--again-budget", type=float, metavar="SECONDS", help="refuse a store of which what is drawn takes "
+                   "longer to be done again (default: however long it takes)")
     p.add_argument("--same", nargs="+", default=[], metavar="HASH",
                    help="hashes of other code, as a refusal names them, whose answers are known to be the same")
     p.add_argument("--reason", default="weights lost", help="why, for results/replaced.csv (default: weights lost)")
@@ -290,7 +299,7 @@ def _rows_hold(job, rows, known=()) -> list:
         if lost := [c for c in ROW_COLUMNS if c not in rows]:
             refuse(of, "all columns of rows", f"none called {', '.join(lost)}", fix="rows(values, seeds, …)")
     def numbers():
-        for said in row_faults(rows): refuse(of, "finite values", said, fix="leave out what has none")
+        for said in row_faults(rows): refuse(of, "finite values that can be", said, fix="leave out what has none")
     def once():
         if n := int(rows.duplicated(WHERE).sum()): refuse(of, "each once", f"{n} again", fix="drop the repetitions")
     def arm():
@@ -372,19 +381,23 @@ def _check_from(args):
             refuse("--from", "a store, a folder with v1/ or studies/", args.folder,
                    fix="the other MOE_REDISTRIBUTION_HOME")
     def name():
-        if args.whose and (args.whose in (HOUSE, EVERYBODY) or not args.whose.isprintable()):
-            refuse("--whose", "a name of a person or a group", repr(args.whose), fix='--whose "A. Other"')
+        named = not args.whose or re.fullmatch(r"[^\W_](?:[^\W_]|[ .'-]){0,59}", args.whose)
+        if not named or args.whose in (HOUSE, EVERYBODY):
+            refuse("--whose", "a name, up to 60 letters, digits, spaces and . - '", repr(args.whose)[:80],
+                   fix='--whose "A. Other"')
     def alone():
         if args.folder and args.replace:
             refuse("--from", "seeds that are new", "--replace as well", fix="leave --replace out")
+        if args.again_budget and not args.folder:
+            refuse("--again-budget", "--from as well", "none", fix="leave --again-budget out")
     return both, store, name, alone
 
 def _tell(written):
     print("\n".join(map(str, written)) or "Nothing new.", f"Witness of this state: {witness()}", sep="\n")
 
 def _record_named(args):
-    if args.folder or args.whose or args.replace:
-        refuse("record STUDY", "a study alone", "--from, --whose or --replace as well", fix="leave the study out")
+    if args.folder or args.whose or args.replace or args.again_budget:
+        refuse("record STUDY", "a study alone", "what is for a whole store as well", fix="leave the study out")
     known = known_studies()
     return _record_one(known[choose("study", args.study, list(known))], executor=args.executor, same=args.same)
 
@@ -398,7 +411,7 @@ def _run_record(args:Namespace):
                  *(partial(replaceable_names, [n], store, clone) for n in args.replace))
     with open_executor(args.executor) as pool: looked = _look_at_store(store, clone, pool, args.same, args.replace)
     written = _record(store, say=print, executor=args.executor, replace=args.replace, reason=args.reason,
-                     whose=args.whose or "", looked=looked)
+                     whose=args.whose or "", looked=looked, again_budget=args.again_budget)
     _tell(written)
     if bad := [x.path for x in looked if x.why]:
         refuse("record", "files that are what they say", f"{len(bad)} of {len(looked)} new ones refused, which "
