@@ -45,7 +45,8 @@ def small(tmp_path):
     "A clone with a front page, a page, a room behind it, and lines of a register: none of them forged."
     git(tmp_path, "init", "-q")
     head = ",".join(COLUMNS) + "\n"
-    put(tmp_path, **{FILE: head, "data/deviations.csv": "date,commit,what,why,covers\n", ROOM: "a = 1\n", "README.md": "17"})
+    put(tmp_path, **{FILE: head, "data/deviations.csv": "date,commit,what,why,covers\n", ROOM: "a = 1\n", "README.md": "17",
+                     "constraints.txt": "torch==8\n"})
     put(tmp_path, **{FILE: head + ",".join(["notes", "a", "paper", "0" * 12, "2026-01-01T00:00:00+00:00", "abc1234", "no rows"]) + "\n",
                      "nbs/index.ipynb": notebook([number("17")])})
     put(tmp_path, **page([number("16")], "7 + 9"))
@@ -63,7 +64,7 @@ OTHER, SWAPPED = [number("7"), *SHOWN[1:]], [SHOWN[0], *SHOWN[:0:-1]]
 @pytest.mark.parametrize("shown", [OTHER, SWAPPED], ids=["number", "pictures"])
 @pytest.mark.parametrize("also", [
     page(OTHER, "# rounded\n" + CODE), page(OTHER, CODE + "  # as before"), {ROOM: "a = 1  # one\n"}, {ROOM: '"Rooms."\na = 1\n'},
-    {"constraints.txt": "# newer\n"}], ids=["page", "line", "room", "docstring", "constraints"])
+    {"constraints.txt": "torch==8  # newer\n"}], ids=["page", "line", "room", "docstring", "constraints"])
 def test_a_number_or_picture_that_changed_with_a_comment_is_named_though_it_has_a_seal_and_new_sums(small, shown, also):
     code = "".join(also.get("nbs/a.ipynb", notebook(shown))["cells"][0]["source"])
     put(small, **(also | page(shown, code)))
