@@ -105,20 +105,28 @@ def makers(tmp_path):
     for name in ("README.md", "nbs/index.ipynb", "nbs/toy_data.js"): shutil.copy(ROOT / name, tmp_path / name)
     return tmp_path
 
-def test_a_headline_picture_or_datum_of_the_toy_that_is_not_made_of_what_is_recorded_is_named(makers):
-    def said(): return [x[0] for x in room._made_otherwise(Clone(makers)) if x]
-    assert said() == []
+def made_otherwise(root): return [x[0] for x in room._made_otherwise(Clone(root)) if x]
+
+def test_a_headline_or_picture_of_the_readme_that_the_front_page_does_not_make_is_named(makers, monkeypatch):
+    monkeypatch.setattr(room, "MAKERS", room.MAKERS[:1])
     readme, one, two = makers / "README.md", *sorted((makers / "README_files").glob("*.png"))[:2]
     text = readme.read_text()
     at = next(i for i, c in enumerate(text) if c in "12345678" and text[i - 1] == ".")
     readme.write_text(text[:at] + str(int(text[at]) + 1) + text[at + 1:])
     one.write_bytes(two.read_bytes())
-    toy = makers / "nbs/toy_data.js"
-    toy.write_text(toy.read_text().replace('"left":0.1', '"left":0.9', 1))
     front = makers / "nbs/index.ipynb"
     front.write_text(front.read_text().replace("import pandas as pd\\n", "import pandas as pd  # rows\\n", 1))
-    (made, data) = said()
-    assert "README.md" in made and one.name in made and "toy_data.js" in data
+    said, = made_otherwise(makers)
+    assert "README.md" in said and one.name in said and two.name not in said
+
+@pytest.mark.audit
+def test_a_datum_of_the_toy_that_checkpoints_and_rows_do_not_make_is_named(makers, monkeypatch):
+    monkeypatch.setattr(room, "MAKERS", room.MAKERS[1:])
+    assert made_otherwise(makers) == []
+    toy = makers / "nbs/toy_data.js"
+    toy.write_text(toy.read_text().replace('"left":0.1', '"left":0.9', 1))
+    said, = made_otherwise(makers)
+    assert "toy_data.js" in said
 
 def test_a_number_in_the_page_of_verdicts_that_their_table_does_not_have_is_named(tmp_path, monkeypatch):
     for part in ("results", "data"): shutil.copytree(ROOT / part, tmp_path / part)
