@@ -106,6 +106,7 @@ JUDGED = [
     (dict(note=f"so; {FORCED}"), YES, None, None, None, FORCED_HERE, ""), (dict(note=FORCED), MORE, None, None, None, MORE, ENOUGH),
     (dict(aggregate="quotes", quoted=["none", "none"]), YES, None, None, None, FORCED_HERE, ""),
     (dict(aggregate="quotes", quoted=["none", "paired"]), YES, None, None, None, HOLDS, ""),
+    (dict(quoted=["paired", "paired"]), OPEN, None, None, None, OPEN, ENOUGH),
     (dict(aggregate="quotes", quoted=[]), YES, None, None, None, HOLDS, ""), (dict(quoted=["none"]), YES, None, None, None, HOLDS, ""),
     (dict(note=f"{REASONS[1]}: so"), WAITS, None, None, None, UNTESTABLE, ""), (dict(note=REASONS[1]), YES, YES, NO, NO, UNTESTABLE, ""),
     (dict(note=f"not so; {REASONS[1]}"), YES, None, None, None, HOLDS, "")]
