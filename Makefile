@@ -98,12 +98,13 @@ record: $(READY)  ## add what the store has to results/ and checkpoints/; nothin
 
 machines: $(READY)  ## what machines read, from what is recorded: machines/, reproduce.sh, codemeta.json and others
 	@$(CLI) ledger --formats ./
+	@$(MAKE) --no-print-directory sums
 
 registrations: $(READY)  ## write down when definitions in data/ were made or changed: adds to results/registrations.csv
 	@$(PY) tools/registrations.py $(ARGS)
 	@$(MAKE) --no-print-directory machines
 
-sums: $(READY)  ## SHA256SUMS of data/, results/ and checkpoints/ again, after a deliberate change by hand
+sums: $(READY)  ## SHA256SUMS of all that is recorded, shown or served again, after a deliberate change by hand
 	@$(PY) -c 'from moe_redistribution.evidence.table_files import write_sums; write_sums()'
 
 pages: $(READY)  ## execute again the pages whose rows have changed since they were last run

@@ -79,7 +79,7 @@ def test_a_wrong_name_is_refused_with_the_nearest_however_it_is_asked_for(wrong,
 
 def test_a_page_that_imports_from_the_list_is_made_of_the_rooms_behind_it():
     "`check` asks whether these have changed: names of the list, and of `report`, led it to no room."
-    def rooms(source): return {p.removeprefix("moe_redistribution/") for p in _imported_rooms(ROOT, source)}
+    def rooms(source): return {p[19:] for p in _imported_rooms(source) if (ROOT / p).is_file()}
     two = "from moe_redistribution import (train,\n  ablate)"
     assert rooms(two) == {"__init__.py", "training/groups.py", "instruments/ablation.py"}
     assert rooms("import moe_redistribution as mr\nmr.train()") == {"__init__.py", "training/groups.py"}

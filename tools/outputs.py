@@ -2,12 +2,13 @@
 
     python tools/outputs.py NB...            one after another; the first that fails ends it, and stays as it was
     python tools/outputs.py --check NB...    change nothing; name every cell that shows something else than it did
+    python tools/outputs.py --seal NB...     run nothing; seal what notebooks show, on the word of who knows that a run gave it
 
 A page with a figure whose ticks overlap or cannot be read on a phone (tools/ticks.py) fails, too.
 
 A notebook is run without the outputs that it has: the runner leaves a cell that no longer shows anything as it was, and
 a page would go on showing what its code does not say. It is a copy that runs, beside the page, and takes its place when
-it is done, unless somebody has changed the page meanwhile.
+it is done, unless somebody has changed the page meanwhile. Its metadata then hold the seal that `check` asks for.
 
 What was stored and what a run shows today are compared in words, numbers and pictures (`differences`). A cell that
 tells how fast this machine is, or what it is, says `#| of_this_machine`, and need only show something."""
@@ -26,6 +27,7 @@ import numpy as np
 from frame import RESULTS, fold, options
 from PIL import Image
 from moe_redistribution.evidence.table_files import ROOT, write_sums
+from moe_redistribution.record.outputs import RUN, seal_of_run
 from moe_redistribution.training.store import write_whole
 
 BIN = Path(sys.executable).parent
@@ -73,6 +75,13 @@ def folded(text, page):
     return json.dumps(nb, indent=1, ensure_ascii=False, sort_keys=True) + "\n"
 
 
+def sealed(text):
+    "The bytes of a notebook of this text with the seal of a run in its metadata."
+    nb = json.loads(text)
+    nb["metadata"][RUN] = seal_of_run(text.encode())
+    return (json.dumps(nb, indent=1, ensure_ascii=False, sort_keys=True) + "\n").encode()
+
+
 def executed(path, text, exports=True):
     "The bytes of a notebook of this text after a run beside `path`, as they would be stored. Errors as `run`."
     copy = path.with_name(f"_{path.name}" if exports else f"_now_{path.name}")  # nbdev takes no page that begins so
@@ -82,7 +91,7 @@ def executed(path, text, exports=True):
         subprocess.run([BIN / "nbdev_clean", "--fname", copy], check=True)
         subprocess.run([sys.executable, TOOLS / "pictures.py", copy], check=True)
         page = path.resolve().relative_to(ROOT / "nbs").as_posix() if (ROOT / "nbs") in path.resolve().parents else path.name
-        return folded(copy.read_text(encoding="utf-8"), page).encode()
+        return sealed(folded(copy.read_text(encoding="utf-8"), page))
     finally:
         copy.unlink(missing_ok=True)
 
@@ -181,7 +190,7 @@ def main(args):
     for path in paths:
         print(path, flush=True)
         text = path.read_text(encoding="utf-8")
-        try: made = executed(path, text)
+        try: made = sealed(text) if "--seal" in args else executed(path, text)
         except subprocess.CalledProcessError as failed:
             return failed.returncode
         except (ValueError, ConnectionError) as wrong:

@@ -207,9 +207,9 @@ def present(table): return study_lines(table, ROOT / "data")
 
 
 def answers():
-    "Keys of statements with a recorded answer."
+    "Keys of statements with a recorded answer, from rows of their own or of numbers that they quote."
     path = ROOT / "results/ledger.csv"
-    return set(pd.read_csv(as_committed(path)).query("paper_n > 0")["key"]) if path.exists() else set()
+    return set(pd.read_csv(as_committed(path)).query("paper_n > 0 or numbers == numbers")["key"]) if path.exists() else set()
 
 
 def recorded_arms():
@@ -239,7 +239,7 @@ def new_lines(now):
     answered = answers()
     for line in Claim.of(present("statements")):                         # what is known when words are written down
         if (SENTENCES, line.key, line.protocol) not in missing: continue
-        word = ("no rows" if line.aggregate in ("none", "quotes") else "results seen" if line.key in answered
+        word = ("no rows" if line.aggregate == "none" else "results seen" if line.key in answered
                 else "pilot seen" if _have_pilots([line.key]).any() else "nothing run")
         out.append((SENTENCES, line.key, line.protocol, _sentence_hash(line._asdict()), now,
                     history.short[history.head] + "+", word))

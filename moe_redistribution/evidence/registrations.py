@@ -268,13 +268,14 @@ SEEN = ("other measures seen", "in part", "results seen")
 
 @lru_cache(maxsize=2)
 def _changes(path, changed):
-    every = _every_registration(path).query("table == 'statements' and amended > 0 and access in @SEEN")
-    return {key: (own["date"].nunique(), "paper" in {*own["protocol"]}) for key, own in every.groupby("key")}
+    every = _every_registration(path).query("table in ['statements', @SENTENCES] and amended > 0 and access in @SEEN")
+    def often(own): return {1: "once", 2: "twice"}.get(n := own["date"].nunique(), f"{n} times")
+    def what(own): return "sentence" if (own["table"] == SENTENCES).all() else "definition" if "paper" in {*own["protocol"]} else "control"
+    return {key: "; ".join(f"{what(own)} changed {often(own)} after rows were read" for _, own in both.groupby("table", sort=False))
+            for key, both in every.groupby("key")}
 
 def changed_late(key:str, path:str|Path=None) -> str:
-    """What is said beside the verdict of a claim whose control, or reading, was changed when rows of what it reads were
-    there, and how often; empty for others."""
+    """What is said beside the verdict of a claim whose control, reading or sentence was changed when rows of what it reads
+    were there, and how often; empty for others."""
     path = Path(path or DATA.parent / FILE)
-    times, both = _changes(path, path.stat().st_mtime_ns).get(key, (0, False))
-    often = {1: "once", 2: "twice"}.get(times, f"{times} times")
-    return f"{'definition' if both else 'control'} changed {often} after rows were read" * (times > 0)
+    return _changes(path, path.stat().st_mtime_ns).get(key, "")

@@ -17,7 +17,7 @@ from ..evidence.claims import (ASKED_HERE, CONFIRMED, EXPECTS, POWER, PROTOCOLS,
 from ..report.recorded_claims import THREE_ANSWERS, answer_text, recorded_ledger, verdict_text
 from ..evidence.statistics import Interval
 from ..report.tables import typeset
-from ..evidence.registrations import registered_on
+from ..evidence.registrations import FILE, changed_late, registered_on
 from ..evidence.selection import RowsBehind, rows_of_items
 from ..evidence.contrasts import comparison, contrast_table, finest_prints, number_row
 from ..evidence.table_files import Clone
@@ -209,7 +209,8 @@ def ledger_page(root:str|Path=None) -> str:
         sign = "+" if r["expects"] != "number" else ""
         said = {k: _said(*(r[f"{k}_{f}"] for f in _EACH), sign) for k in PROTOCOLS if r[f"{k}_n"] > 0}
         counts = f"; {r['margin']:g} does not count" if r["margin"] > 0 else ""
-        return [f'<a id="{r["key"]}"></a>', f"## {r['key']}: {verdict_text(r)}", "", r["statement"], "",
+        late = f" {YOUNG}" * ("sentence" in changed_late(r["key"], Clone(root) / FILE))
+        return [f'<a id="{r["key"]}"></a>', f"## {r['key']}: {verdict_text(r)}", "", r["statement"] + late, "",
                 f"- expects {EXPECTS[r['expects']]}{counts}", *[f"- open: {r['why']}"] * (r["verdict"] == OPEN),
                 *(f"- **{ask[a]}** {typeset(answer_text(r, a))}" for a in THREE_ANSWERS),
                 *(f"- {k}: {typeset(v)}" for k, v in said.items()), f"- judged on [its page](../nbs/{r['page']})", ""]
