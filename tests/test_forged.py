@@ -5,7 +5,6 @@ import os
 import shutil
 import subprocess
 
-import pandas as pd
 import pytest
 
 from moe_redistribution.evidence.registrations import COLUMNS, FILE, changed_late

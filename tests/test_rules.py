@@ -1,6 +1,5 @@
 """The rules of verdicts at their edges: at the margin, at 0, at alpha and at the fewest seeds, on either side, with no recorded row."""
 import ast
-import contextlib
 import inspect
 
 import numpy as np
@@ -9,7 +8,7 @@ import pytest
 from moe_redistribution.evidence import verdicts as room
 from moe_redistribution.evidence.claims import FORCED, POWER, REASONS, Claim, statements
 from moe_redistribution.evidence.statistics import Interval, paired_permutation, tost
-from moe_redistribution.evidence.verdicts import (AS_MUCH, FAILS, FEW, FORCED_HERE, HOLDS, MORE, NO, NO_RUN, NOT_WHEN,
+from moe_redistribution.evidence.verdicts import (AS_MUCH, FAILS, FEW, FORCED_HERE, HOLDS, MORE, NO, NOT_WHEN,
                                                   NOTHING_TO_WIN, OPEN, TIE, UNTESTABLE, WAITS, YES, Decision, Registered)
 
 E, M = 1e-9, .05                                                                          # a hair, and the margin

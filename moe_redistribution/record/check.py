@@ -155,7 +155,7 @@ def _other_page(clone:Clone) -> Iterator:
     try: said, now = ((clone / "results/ledger.md").read_text(encoding="utf-8").split("\n"), ledger_page(clone).split("\n"))
     except Exception as e: said, now = [], [_why(e)]
     other = [(f"{a[:80]} ({i})", b[:80]) for i, (a, b) in enumerate(zip_longest(said, now, fillvalue="none"), 1) if a != b]
-    yield from ((f"results/ledger.md", *x) for x in other[:20])
+    yield from (("results/ledger.md", *x) for x in other[:20])
 
 def _changed_answers(clone:Clone) -> Iterator:
     """Of every table of verdicts, contrasts or comparisons None, then (file, a line of it, what the rows give); and of the

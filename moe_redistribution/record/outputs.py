@@ -17,7 +17,7 @@ import ast, hashlib, json, os, re, subprocess, sys
 
 from .. import PUBLIC
 from ..report.pages import page_paths
-from ..evidence.table_files import ROOT, STORED, Clone
+from ..evidence.table_files import STORED, Clone
 from .versions import OF_PAGES, Versions
 
 # %% ../../nbs/7_record/03c_outputs.ipynb #0c300007
