@@ -19,7 +19,7 @@ ROOM = "moe_redistribution/tasks/task.py"
 def notebook(shown, code=CODE, seal=True):
     "A page of one cell that shows some texts and pictures, as a run leaves it or, without `seal`, as somebody changed it."
     nb = dict(cells=[dict(cell_type="code", id="a", source=[code], outputs=[dict(data=x) for x in shown])], metadata={})
-    if seal: nb["metadata"]["run"] = room.seal_of_run(json.dumps(nb).encode())
+    if seal: nb["metadata"]["run"] = room._seal_of_run(json.dumps(nb).encode())
     return nb
 
 def number(x): return {"text/plain": [x]}

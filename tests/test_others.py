@@ -18,7 +18,7 @@ from moe_redistribution.instruments.instrument import instruments
 from moe_redistribution.instruments.rows import rows
 from moe_redistribution.record import recording, sound
 from moe_redistribution.record.cli import main
-from moe_redistribution.record.sound import OLDER, THIS_CODE, metric_range, range_faults
+from moe_redistribution.record.sound import OLDER, THIS_CODE, _metric_range, _range_faults
 from moe_redistribution.studies.sparsity_moves.study import STUDY
 from moe_redistribution.training import company, loop, sources as sources_room, store as store_room
 from moe_redistribution.training.groups import train
@@ -271,16 +271,16 @@ def test_every_recorded_value_is_one_that_its_metric_can_have():
         f = pd.read_parquet(p, columns=None if p.parent.name == "history" else ["condition", "seed", "metric", "value",
                                                                                "n_examples"])
         f = f.melt(history, var_name="metric") if p.parent.name == "history" else f
-        assert not range_faults(f), p.name
-        if "n_examples" in f: assert not range_faults(f.assign(metric="n_examples", value=f["n_examples"])), p.name
-        free |= {m for m in f["metric"].unique() if metric_range(m)[:2] == (-float("inf"), float("inf"))}
+        assert not _range_faults(f), p.name
+        if "n_examples" in f: assert not _range_faults(f.assign(metric="n_examples", value=f["n_examples"])), p.name
+        free |= {m for m in f["metric"].unique() if _metric_range(m)[:2] == (-float("inf"), float("inf"))}
     assert len(free) < 25 and not [m for m in free if re.search("loss$|accuracy|share|digits|exact", m)], free
 
 @pytest.mark.parametrize("metric, least, most", [
     ("digits", 0, 1), ("answer_accuracy", 0, 1), ("attn_share", 0, 1), ("knowledge_ahead", -1, 1), ("loss", 0, 1e9),
     ("text_loss", 0, 1e9), ("n_keys", 0, 1e9), ("rank_logit", -1e9, 1e9)])
 def test_a_metric_has_a_range_with_its_ends(metric, least, most):
-    of = lambda *values: range_faults(pd.DataFrame(dict(condition="a", seed=1, metric=metric, value=values)))
+    of = lambda *values: _range_faults(pd.DataFrame(dict(condition="a", seed=1, metric=metric, value=values)))
     assert not of(least, most) and bool(of(least - .01)) == bool(of(2 * most)) == (most < 1e9) or least == 0
     assert bool(of(least - .01)) == (least > -1e9) and bool(of(1.5, 2)) == (metric == "n_keys" or most == 1)
 
