@@ -269,3 +269,7 @@ class Mine(Variant):
 def test_own_code_of_many_layers_is_let_pass_without_a_norm(mine, layers):
     "Weights a little on made activations grow from layer to layer, until an edit of a site was too small to be seen."
     asked(mine, DEEP, f"add7/mine-h16-linear+d16+L{layers}")
+
+def test_a_rule_that_chance_made_holds_out_other_examples_in_another_process_and_is_refused(mine):
+    with pytest.raises(ValueError, match="rule odd of mine: .* others the second time"):
+        asked(mine, *task("rules={'odd': np.random.rand(1000) < .5}", "+hold_odd"))

@@ -200,13 +200,15 @@ def _make(name):
     if made.name != name: refuse(f"name of task {name}", repr(name), repr(made.name), name, f"Task({name!r}, …)")
     if of_users(TASKS[name]):
         check_task(made)
+        def says(t): return {"tokens": t.tokens, "targets": t.targets, "strata": t.strata.to_numpy()} | {
+            f"rule {n}": np.asarray(x) for n, x in t.rules.items()}
         def again():
-            with reads(): return once()
-        try: twin = apart(lambda: {x: getattr(again(), x) for x in ("tokens", "targets")})
+            with reads(): return says(once())
+        try: twin = apart(again)
         except Unchecked as e:
             twin = {}
             warnings.warn(f"task {name}: expected examples that are made twice; got unchecked ones, for {e}; fix: none", Unchecked)
-        for what in [x for x in twin if not torch.equal(getattr(made, x), twin[x])]:
+        for what in [n for n, x in says(made).items() if twin and not np.array_equal(x, twin.get(n))]:
             refuse(f"{what} of {name}", "the same each time that the task is made", "others the second time",
                    fix="draw by torch.Generator().manual_seed(0), and let nothing hang on the clock, id or hash")
         alike = [n for n, t in _made.items() if TASKS.origin(n).file == TASKS.origin(name).file != "" and
