@@ -46,7 +46,7 @@ def offset_rows(arm, seeds, settings, desk):
 
 def trained(study, root, offset, seeds, lent=False):
     OFFSET[0] = offset
-    company._FIRST.clear()                                                         # as in another process
+    company._MADE_AGAIN.clear()                                                         # as in another process
     run_study(study, "small", seeds=seeds, root=root, executor="here", quiet=True)
     return Store(root, lent)
 
