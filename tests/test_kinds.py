@@ -329,10 +329,17 @@ def test_a_script_that_registers_and_trains_shares_its_runs_with_whoever_imports
 def test_a_file_that_changes_while_a_job_waits_is_not_taken_for_the_one_that_was_meant(mine, tmp_path):
     import_file(mine)
     files = Training(OWN[0], (1,), "paired", "full").files
-    mine.write_text(MINE + "\n")
+    mine.write_text(MINE + "\nmore = 1\n")
     kinds._forget(str(mine)), kinds.FILES.pop(str(mine))                               # as in a process that is new
-    with pytest.raises(ValueError, match="expected the file as it was; got another"):
+    with pytest.raises(ValueError, match="expected the file as it was; got another, for it has changed since"):
         _carry_with(files, None, tmp_path / "s")
+
+def test_a_comment_or_a_docstring_more_is_the_same_file(mine):
+    import_file(mine)
+    before = Training(OWN[0], (1,), "paired", "full").files
+    mine.write_text(f'"""What it is for."""\n{MINE}  # and no more\n')
+    import_file(mine)
+    assert Training(OWN[0], (1,), "paired", "full").files == before
 
 # -------------------------------------------------------------------------------------------------- notebook, session
 
