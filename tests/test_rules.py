@@ -116,7 +116,8 @@ def test_a_verdict_follows_from_three_answers_and_from_what_there_was_to_win(lin
     quoted = [dict(verdict="agrees", stream=s, printed=None, margin=M) for s in own.get("quoted", ())]
     p = PAPER._replace(margin=M, **{k: v for k, v in own.items() if k != "quoted"})
     said, found = {"paper": p}, {"paper": D._replace(says=seen, n=9)}
-    asked = dict(audited=control and D._replace(says=NO, lo=-1, hi=-.5) if control == YES else control and D._replace(says={NO: YES}.get(control, OPEN)),
+    asked = dict(audited=control and D._replace(says=NO, lo=-1, hi=-.5) if control == YES else
+                 control and D._replace(says={NO: YES}.get(control, OPEN)),
                  uncopied=otherwise and D._replace(says=otherwise), power=power and D._replace(says=power))
     for (k, d), name in zip(asked.items(), ("audited", "uncopied", POWER)):
         if d: said[name], found[name] = ASKED[name]._replace(margin=M), d

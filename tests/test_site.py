@@ -521,6 +521,7 @@ def a_refusal_is_one_message_and_made_by_refuse(path):
 # --------------------------------------------------------------------------------------- how files are written and read
 
 WRITES = {"store.py replace_file": "the one way: a temporary file, fsync, rename",
+          "store.py lock": "says in the lock's own file whose it is, which another file in its place would not lock",
           "check.py _forge": "into a copy that is thrown away, whose sums must not follow",
           "frame.py main": "into _proc/, which every build makes anew, and settings.ini of a build that is thrown away",
           "after.py llms": "into the rendered site, which every build makes anew", "after.py finds": "the same",
