@@ -27,7 +27,7 @@ import numpy as np
 from frame import RESULTS, fold, options
 from PIL import Image
 from moe_redistribution.evidence.table_files import ROOT, write_sums
-from moe_redistribution.record.outputs import RUN, _seal_of_run
+from moe_redistribution.record.outputs import RUN_SEAL, _seal_of_run
 from moe_redistribution.training.store import write_whole
 
 BIN = Path(sys.executable).parent
@@ -78,7 +78,7 @@ def folded(text, page):
 def sealed(text):
     "The bytes of a notebook of this text with the seal of a run in its metadata."
     nb = json.loads(text)
-    nb["metadata"][RUN] = _seal_of_run(text.encode())
+    nb["metadata"][RUN_SEAL] = _seal_of_run(text.encode())
     return (json.dumps(nb, indent=1, ensure_ascii=False, sort_keys=True) + "\n").encode()
 
 
