@@ -1313,11 +1313,19 @@ def attempt(text, commands, folder, capsys):
             if Path(file).parent == folder:
                 kinds._forget(file), kinds.FILES.pop(file)
 
+# What no property sees: each of these had a check of its own, which nobody's next mistake is found by (CHANGELOG, Removed)
+UNSEEN = {
+    "honest: a mask of another stream": "rows are about the examples that they name, which are another stream's",
+    "honest: a question that is sorted in place": "a task like any other, whose answers copy the question; its nulls show it",
+    "honest: a balance loss without a gradient": "the router learns by the task's loss; loads that stay uneven show it",
+    "honest: a bias by another layer's load": "it moves every layer's map, and by a load, though not its own",
+}
+
 def verdict(label, what):
     "Is this how it should end?"
     if label.endswith(": right"):
         return what == "silent"
-    return what in ("refused", "warned") or what == "silent" and label in HARMLESS
+    return what in ("refused", "warned") or what == "silent" and label in {*HARMLESS, *UNSEEN}
 
 def tried(cases, tmp_path, monkeypatch, capsys):
     "Each case in a folder and a store of its own: label -> (what became of it, what was said)."
