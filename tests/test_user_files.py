@@ -1318,6 +1318,9 @@ UNSEEN = {
     "honest: a mask of another stream": "rows are about the examples that they name, which are another stream's",
     "honest: a question that is sorted in place": "a task like any other, whose answers copy the question; its nulls show it",
     "honest: a balance loss without a gradient": "the router learns by the task's loss; loads that stay uneven show it",
+    "honest: depth by the next seed's seeds": "each seed's numbers are its own and come again; that two seeds share one shows in no row",
+    "honest: one noise, as large as each seed's weights": "it moves each seed by its own size, and every time alike",
+    "honest: data that are kept, and written into": "an earlier job's, which gives the same job the same rows again",
     "honest: a bias by another layer's load": "it moves every layer's map, and by a load, though not its own",
 }
 
