@@ -273,3 +273,7 @@ def test_own_code_of_many_layers_is_let_pass_without_a_norm(mine, layers):
 def test_a_rule_that_chance_made_holds_out_other_examples_in_another_process_and_is_refused(mine):
     with pytest.raises(ValueError, match="rule odd of mine: .* others the second time"):
         asked(mine, *task("rules={'odd': np.random.rand(1000) < .5}", "+hold_odd"))
+
+def test_a_gap_in_a_column_that_nothing_is_split_by_is_the_same_gap_the_second_time(mine):
+    "A gap is not equal to itself: a right task was refused as one that chance makes."
+    asked(mine, *task("strata=t.strata.assign(note=np.where(n < 9, np.nan, n))"))
