@@ -200,7 +200,7 @@ def _make(name):
     if made.name != name: refuse(f"name of task {name}", repr(name), repr(made.name), name, f"Task({name!r}, …)")
     if of_users(TASKS[name]):
         check_task(made)
-        def says(t): return {"tokens": t.tokens, "targets": t.targets, "strata": t.strata.astype(str).to_numpy()} | {
+        def says(t): return {"tokens": t.tokens, "targets": t.targets, "strata": t.strata.to_numpy().astype(str)} | {
             f"rule {n}": np.asarray(x) for n, x in t.rules.items()}
         def again():
             with reads(): return says(once())
