@@ -35,6 +35,15 @@ def same_draws():
     np.random.seed(0)
     random.seed(0)
 
+@pytest.fixture(autouse=True)
+def same_numbers():
+    "What a test, or a file that it imports, says of precision is said for that test."
+    precision, dtype, threads = torch.get_float32_matmul_precision(), torch.get_default_dtype(), torch.get_num_threads()
+    yield
+    torch.set_float32_matmul_precision(precision)
+    torch.set_default_dtype(dtype)
+    torch.set_num_threads(threads)
+
 @pytest.fixture
 def text(tmp_path):
     "A file of 1,650 characters."
