@@ -445,6 +445,7 @@ PARTS_ARMS = ("dense", "mixture", "slow", "narrow", "frozen", "none")
 _PARTS = [*_of_depths([2], PARTS_ARMS), "none/L1", "embed/L1"]
 _RATED = [f"{a}/L2@{r}" for a in ("dense", "mixture") for r in PARTS_RATES if r != PARTS_RATE]
 _DEEP = _of_depths([1], ("dense", "mixture", "slow", "narrow"))
+_CURVE = [f"{a}/L2@{r}" for a in ("dense", "mixture") for r in (.0005, .008, .016)]       # so that each arm's best lies inside
 LM_PRESETS |= {
     "alone": Preset("the first language: embeddings alone", {"embed/L1": EIGHT}, 1,
                     _language_settings(full=False, lr=LM_RATES | {"embed": 1e-3})),
@@ -454,6 +455,7 @@ LM_PRESETS |= {
     "parts": Preset("each part has work: FFNs of several kinds",
                     dict.fromkeys(_PARTS, SIXTEEN) | dict.fromkeys(_RATED + _DEEP, EIGHT) | {"nulls": (1,)}, 1,
                     _parts_settings()),
+    "parts_curve": Preset("the same, three rates further out", dict.fromkeys(_CURVE, EIGHT), 1, _parts_settings()),
     "parts_small": Preset("the same, a seed of four arms",
                           dict.fromkeys(["dense/L2", "mixture/L2", "none/L2", "embed/L1", "nulls"], (1,)), 1,
                           _parts_settings())}
