@@ -11,13 +11,13 @@ from safetensors.torch import save_file
 
 from moe_redistribution.evidence.questions import Question
 from moe_redistribution.instruments.instrument import _say_if_unknown, checked_rows, instrument, instruments_for
-from moe_redistribution.instruments.rows import rows
+from moe_redistribution.instruments.rows import rows, tidy
 from moe_redistribution.models.condition import condition
 from moe_redistribution.models.population import forward, init
 from moe_redistribution.models.routers import Router
 from moe_redistribution.tasks import kinds
 from moe_redistribution.tasks.kinds import import_file
-from moe_redistribution.tasks.own_code import HERE, is_users
+from moe_redistribution.tasks.own_code import HERE, Unchecked, is_users
 from moe_redistribution.training import store
 from moe_redistribution.training.groups import Training, train
 from moe_redistribution.training.store import Store
@@ -167,6 +167,20 @@ def test_a_study_s_rows_are_made_twice_before_they_are_stored(tmp_path, values, 
     with pytest.raises(ValueError, match=says): run_study(mine, root=tmp_path, executor="here", quiet=True)
     assert not any(j.is_done(Store(tmp_path)) for j in study_jobs(mine, arms="a"))
 
+def test_rows_that_nobody_could_make_again_say_so_in_their_column_and_in_the_verdict(tmp_path, monkeypatch):
+    monkeypatch.delattr("os.fork")                                                        # as on a system without one
+    with pytest.warns(Unchecked, match="made again"):
+        found = checked_rows(lambda p, c, s, **how: table(norms(p), s, c, **how))(PARAMS, NAME, SEEDS)
+    study = Study("mine_unchecked", "…", {"small": Preset("…", {"a": range(1, 9), "b": range(1, 9)}, stack=8)},
+                  lambda arm, seeds, settings, desk: rows([s + .1 * (arm == "a") for s in seeds], seeds, condition=arm, metric="m"),
+                  lambda *_: 1)
+    jobs = study_jobs(study, "small")
+    run_study(study, "small", root=tmp_path, executor="here", quiet=True)
+    with pytest.warns(Unchecked, match="2 of 2 jobs"): told = tidy([study.rows("small", jobs, tmp_path)])
+    assert (found["unchecked"] != "").all() and (told["unchecked"] != "").all()
+    asked = Question({"a": ("mine_unchecked.small/a", "mine_unchecked.small/b")}, range(1, 9), margin=.05, guess=-9., top=99.)
+    assert asked.answers(told)["outcome"].item() == "different, unchecked"
+
 def test_arms_of_one_content_do_not_take_each_others_rows(tmp_path):
     mine = study(drawn, content=lambda arm, settings: settings)
     with pytest.raises(ValueError, match="another for its arm b"):
@@ -284,7 +298,7 @@ def test_a_default_that_was_set_before_a_training_is_refused(tmp_path):
 
 STUDY = '''
 from pathlib import Path
-from moe_redistribution.instruments.rows import rows
+from moe_redistribution.instruments.rows import rows, tidy
 from moe_redistribution.training.study import Preset, Study
 def run(arm, seeds, settings, desk):
     lengths = [len(Path(__file__).with_name("data.txt").read_text()) + s for s in seeds]

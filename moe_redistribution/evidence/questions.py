@@ -53,7 +53,8 @@ class Question:
         and its 95 % interval, both p by Holm, and the outcome. ValueError for a seed without a number.
 
         The interval is Student's t below twenty seeds, `p_holm` is by sign flips, which assume less and cannot come below
-        2^(1 − n) times the family: so an interval may leave out 0 where the outcome is still *inconclusive*."""
+        2^(1 − n) times the family: so an interval may leave out 0 where the outcome is still *inconclusive*. An outcome
+        ends in *unchecked* where it stands on rows of own code that nobody made again (a column `unchecked`)."""
         lines = [dict(contrast=name, a=a, b=b, n=len(self.seeds))
                  | paired_contrast(*map(np.array, _paired(values, a, b, self.seeds)), self.margin)
                  for name, (a, b) in self.pairs.items()]
@@ -64,7 +65,8 @@ class Question:
                 if max(abs(r.mean_a - at), abs(r.mean_b - at)) > self.margin: continue
                 return f"different, both near {where}" if r.p_holm < .05 else f"not told apart: both at {where}"
             return BOTH if max(r.p_equivalence_holm, r.p_holm) < .05 else outcome(r.p_equivalence_holm, r.p_holm)
-        return out.assign(outcome=[decided(r) for r in out.itertuples()])[ANSWERED]
+        doubt = {*values["condition"][values["unchecked"].fillna("") != ""]} if "unchecked" in values else set()
+        return out.assign(outcome=[decided(r) + ", unchecked" * bool({r.a, r.b} & doubt) for r in out.itertuples()])[ANSWERED]
 
 # %% ../../nbs/5_evidence/07e_questions.ipynb #f97fe9d5
 def _paired(values, a, b, seeds):

@@ -308,6 +308,7 @@ def checked_rows(f:callable, name:str=None) -> callable:
         except Unchecked as e:
             warnings.warn(f"{of}: expected rows that are made again; got unchecked ones of {c}, for {e}; fix: none if you "
                           "have looked yourself", Unchecked)
+            return got.assign(unchecked=str(e))
         seen.add(key)
         return got
     rows.checked = True

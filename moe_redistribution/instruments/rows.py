@@ -57,13 +57,16 @@ def _by_layer(column):
 # %% ../../nbs/4_instruments/01_rows.ipynb #c36316c1
 def tidy(frames:Sequence) -> pd.DataFrame:
     """All rows in one frame, in a fixed order, so that the same measurements always give the same bytes. ValueError
-    (expected, got, fix) for a frame without some column, and for a row that stands there twice."""
+    (expected, got, fix) for a frame without some column, and for a row that stands there twice. A column `unchecked` is
+    kept: why nobody made these rows again, of a user's own code."""
     whole = pd.concat(frames, ignore_index=True)
     if lost := [c for c in ROW_COLUMNS if c not in whole]:
         refuse("rows", f"the columns {', '.join(ROW_COLUMNS)}", f"none called {', '.join(lost)}", "rows(values, seeds)")
     deep = any(re.match(r"L\d\d", str(n)) for c in ("site", "unit") for n in whole[c].unique())
-    out = whole[list(ROW_COLUMNS)].sort_values([c for c in ROW_COLUMNS if c != "value"], kind="stable",
-                                               ignore_index=True, key=_by_layer if deep else None)
+    kept = [c for c in (*ROW_COLUMNS, "unchecked") if c in whole]
+    if "unchecked" in kept: whole["unchecked"] = whole["unchecked"].fillna("")
+    out = whole[kept].sort_values([c for c in ROW_COLUMNS if c != "value"], kind="stable", ignore_index=True,
+                                  key=_by_layer if deep else None)
     if not len(again := _stand_twice(out)): return out
     first = ", ".join(f"{c} {out[c].iloc[again[0]]}" for c in ("condition", "seed", "site", "edit", "metric"))
     refuse("rows", "each once", f"{len(again)} again, first of {first}", fix="drop the repetitions")

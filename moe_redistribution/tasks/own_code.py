@@ -302,7 +302,7 @@ def say_if_alike(of:str, found:Sequence):
     each, arms = {}, list(dict.fromkeys(arm for arm, _ in found))
     for arm in arms:
         rows = pd.concat([f for a, f in found if a == arm], ignore_index=True)
-        told = rows[sorted({*rows} - {"condition", "n_examples", "seed"})].astype({"value": float})
+        told = rows[sorted({*rows} - {"condition", "n_examples", "seed", "unchecked"})].astype({"value": float})
         each[arm] = {s: told[rows["seed"] == s].sort_values([*told], key=lambda c: c.astype(str)).to_csv(index=False)
                      for s in sorted({*rows["seed"]})}
         if len(each[arm]) > 1 and len({*each[arm].values()}) == 1:

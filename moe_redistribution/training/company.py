@@ -68,10 +68,10 @@ def _check_company(of, job, desk, found, took) -> str:
     return ""
 
 # %% ../../nbs/3_training/07b_company.ipynb #e616b8cf
-def say_if_unchecked(of:str, infos:Sequence):
-    "Warns of jobs, by what their files say besides (`infos`), whose rows nobody has made again."
-    if said := [i["unchecked"] for i in infos if "unchecked" in i]:
-        warnings.warn(f"{of}: expected rows that were made again; got {len(said)} of {len(infos)} jobs unchecked, for "
+def say_if_unchecked(of:str, found:Sequence):
+    "Warns of jobs, by their rows (`found`), that nobody has made again: these have a column `unchecked`, which says why."
+    if said := [f["unchecked"].iloc[0] for f in found if "unchecked" in f]:
+        warnings.warn(f"{of}: expected rows that were made again; got {len(said)} of {len(found)} jobs unchecked, for "
                       f"{said[0]}; fix: more time, or none if you have looked yourself", Unchecked)
 
 def rows_of_job(job:Job, desk:object):

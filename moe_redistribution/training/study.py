@@ -96,7 +96,7 @@ class Study:
         found = [(j.arm, f) for j in jobs if (f := find_rows(j, Store(root))) is not None]
         if of_users(self.run):
             say_if_alike(f"{self.name}.{preset}", found)
-            say_if_unchecked(f"{self.name}.{preset}", [f[1] for j in jobs if (f := _own_file(j.path(Store(root)), j.key))])
+            say_if_unchecked(f"{self.name}.{preset}", [f for _, f in found])
         named = [f.assign(condition=f"{self.name}.{preset}/" + f["condition"]) for _, f in found]
         return pd.concat(named, ignore_index=True) if named else pd.DataFrame()
 
@@ -271,7 +271,8 @@ def find_rows(job:_StudyJob, store:Store):
         refuse(f"rows of {job.condition}", "files that were read as they were", f"changed ones: {', '.join(lost)}",
                fix="--again, or the old file; read it at the top of the study's file, and its hash is in the key")
     rows = pd.DataFrame(found[1]["rows"])
-    return rows[found[1].get("columns", list(rows))]
+    rows = rows[found[1].get("columns", list(rows))]
+    return rows.assign(unchecked=found[1]["unchecked"]) if "unchecked" in found[1] else rows
 
 # %% ../../nbs/3_training/08_study.ipynb #be1ef11d
 class Desk:
