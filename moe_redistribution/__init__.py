@@ -33,7 +33,8 @@ LISTED = {  # what one wants to do → room → names
         "evidence.selection": "recorded_rows", "instruments.rows": "select", "report.values": "Arms Values",
         "report.prose": "points", "report.tables": "to_read", "report.pages": "Page"},
     "bring your own": {
-        "tasks.kinds": "register import_file registered_things", "tasks.task": "Task", "models.routers": "Router",
+        "tasks.registry": "register", "tasks.kinds": "import_file registered_things", "tasks.task": "Task",
+        "models.routers": "Router",
         "models.events": "Event", "instruments.instrument": "instrument", "training.study": "Study Preset"}}
 PUBLIC = {name: room for rooms in LISTED.values() for room, names in rooms.items() for name in names.split()}
 __all__ = [*PUBLIC]

@@ -34,7 +34,8 @@ from moe_redistribution.studies.language_models import zoo
 from moe_redistribution.training import bench, groups, jobs
 from moe_redistribution.training.groups import _group_path, pack, _train_group
 from moe_redistribution.training.loop import init_members
-from moe_redistribution.training.store import Damaged, Store, as_committed, seal, unseal
+from moe_redistribution.tasks.files import Damaged, as_committed
+from moe_redistribution.training.store import Store, seal, unseal
 from moe_redistribution.training.jobs import run_job
 from moe_redistribution.training.study import Desk, Preset, Study, find_rows, _own_file, study_jobs
 from same import assert_same_runs

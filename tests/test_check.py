@@ -20,7 +20,7 @@ from moe_redistribution.record import check, versions as room
 from moe_redistribution.record.check import FORGED, LAYERS, _check_clone, _demonstrate
 from moe_redistribution.record.cli import main
 from moe_redistribution.record.versions import Versions, _rewritten_lines
-from moe_redistribution.training.store import as_it_lies, _listed_hashes
+from moe_redistribution.tasks.files import as_it_lies, _listed_hashes
 from tiers import first
 
 PARTS = ("README", "data", "results", "checkpoints", "nbs")

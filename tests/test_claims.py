@@ -6,13 +6,12 @@ import pandas as pd
 import pytest
 
 from moe_redistribution.evidence.claims import (ASKS, CLAIM_COLUMNS, STATEMENT_COLUMNS, Claim, Reading, claims,
-                                                each_name, stand_in, statements)
+                                                each_name, readings_of, stand_in, statements)
 from moe_redistribution.evidence.contrasts import MEASURE
 from moe_redistribution.evidence.printed import study_tables
 from moe_redistribution.evidence.table_files import ROOT
 from moe_redistribution.evidence.registrations import definition_hash, registrations
 from moe_redistribution.evidence import selection
-from moe_redistribution.evidence.verdicts import readings_of
 from moe_redistribution.record import ledger as room
 from moe_redistribution.record.counts import recorded_numbers
 

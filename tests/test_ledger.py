@@ -11,14 +11,14 @@ from scipy import stats
 
 from moe_redistribution.evidence import contrasts as answers, printed as paper
 from moe_redistribution.record import ledger as room
-from moe_redistribution.record.ledger import ledger_text
+from moe_redistribution.record.ledger import _registered_test, decision, ledger_text
 from moe_redistribution.record.coverage import _by_id, coverage
 from moe_redistribution.evidence.verdicts import (AS_MUCH, FAILS, FEW, FLIPS, FORCED_HERE, HOLDS, MORE, NO, NOT_ASKED,
                                                   NOT_WHEN, NOTHING_TO_WIN, OPEN, TIE, UNTESTABLE, VERDICTS, WAITS, YES,
-                                                  Answer, Answers, Decision, Registered, as_much, decide, decision,
-                                                  first_learners, _in_force, judge, kind_of, readings_of, word_of,
-                                                  _registered_test)
-from moe_redistribution.evidence.claims import (REST, Claim, Measured, cells_of, claims, seed_list, statements)
+                                                  Answer, Answers, Decision, Registered, as_much, decide, _in_force, judge,
+                                                  kind_of, word_of)
+from moe_redistribution.evidence.claims import (REST, Claim, Measured, cells_of, claims, first_learners, readings_of,
+                                                seed_list, statements)
 from moe_redistribution.evidence.printed import study_lines
 from moe_redistribution.evidence.statistics import interval, seeds_needed, tost
 from moe_redistribution.evidence.table_files import ROOT

@@ -5,7 +5,7 @@ import torch
 from moe_redistribution.models.condition import RECIPES, condition
 from moe_redistribution.models.population import forward
 from moe_redistribution.models.routers import Router
-from moe_redistribution.tasks.kinds import _all_or_nothing, register
+from moe_redistribution.tasks.registry import all_or_nothing, register
 from moe_redistribution.training.groups import pack, _train_group, unpack
 from moe_redistribution.training.loop import activations_of, draws_of, init_members, train_interval, unflatten
 from moe_redistribution.training.store import Store
@@ -24,7 +24,7 @@ class NoisyTopK(Router):
 
 @pytest.fixture(autouse=True)
 def noisy():
-    with pytest.raises(InterruptedError), _all_or_nothing():            # taken back after each test
+    with pytest.raises(InterruptedError), all_or_nothing():            # taken back after each test
         register("router", "noisy", NoisyTopK)
         yield condition(NAME)
         raise InterruptedError

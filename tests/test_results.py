@@ -37,7 +37,8 @@ from moe_redistribution.studies.sparsity_moves.reading import _recorded_checkpoi
 from moe_redistribution.studies.sparsity_moves.study import STUDY
 from moe_redistribution.report.figures import pick
 from moe_redistribution.training.groups import train
-from moe_redistribution.training.store import Damaged, _listed_hashes, of_clone, Store
+from moe_redistribution.tasks.files import Damaged, _listed_hashes, of_clone
+from moe_redistribution.training.store import Store
 from moe_redistribution.studies.sparsity_moves.experiments import conditions_for
 from moe_redistribution.training.bench import keep
 from moe_redistribution.tasks.task import digits, get_task

@@ -520,8 +520,8 @@ def a_refusal_is_one_message_and_made_by_refuse(path):
 
 # --------------------------------------------------------------------------------------- how files are written and read
 
-WRITES = {"store.py replace_file": "the one way: a temporary file, fsync, rename",
-          "store.py lock": "says in the lock's own file whose it is, which another file in its place would not lock",
+WRITES = {"files.py replace_file": "the one way: a temporary file, fsync, rename",
+          "files.py lock": "says in the lock's own file whose it is, which another file in its place would not lock",
           "check.py _forge": "into a copy that is thrown away, whose sums must not follow",
           "frame.py main": "into _proc/, which every build makes anew, and settings.ini of a build that is thrown away",
           "after.py llms": "into the rendered site, which every build makes anew", "after.py finds": "the same",
@@ -538,7 +538,7 @@ READS = {"table_files.py _manifest": "`manifest` has looked", "recorded_claims.p
          "versions.py _rows_then": "a version in git", "versions.py _held": "the same",
          "some_answers.py _contrasts": "a text that was made from `as_committed`",
          "registrations.py _cells": "versions in git, or `as_committed`"}
-ONE_WRITER = {"commands.py csv_lines": "twelve digits", "own_code.py say_if_alike": "a text that is compared"}
+ONE_WRITER = {"files.py csv_lines": "twelve digits", "own_code.py say_if_alike": "a text that is compared"}
 LIBRARIES = {"torch", "np", "numpy", "plt", "pickle"}
 
 def found_in_code(is_one):

@@ -18,7 +18,7 @@ from moe_redistribution.language.smollm2 import (MIXTURE_QUESTIONS, WEIGHTS, WHE
                                                  _losses_from, _questions, _replaced_output, _smollm2_folder,
                                                  _streams_and_means)
 from moe_redistribution.language.streaming import text_loss, text_windows, tokenizer_of
-from moe_redistribution.training.store import of_clone
+from moe_redistribution.tasks.files import of_clone
 from tiers import first
 
 logging.disable_progress_bar()

@@ -17,13 +17,15 @@ from hypothesis import given, settings, strategies as st
 
 from moe_redistribution.evidence import table_files, checkpoints, selection
 from moe_redistribution.instruments.rows import ROW_COLUMNS
-from moe_redistribution.training import groups, store as store_room
+from moe_redistribution.tasks import files
+from moe_redistribution.training import groups
 from moe_redistribution.models import condition as conditions
 from moe_redistribution.models.condition import RECIPES, condition
 from moe_redistribution.record.runs import stored_runs, write_frame
 from moe_redistribution.training.bench import keep
 from moe_redistribution.training.groups import _group_path, pack, train, _train_group
-from moe_redistribution.training.store import Damaged, Store, as_committed, seal, unseal, write_picture
+from moe_redistribution.tasks.files import Damaged, as_committed, write_picture
+from moe_redistribution.training.store import Store, seal, unseal
 from moe_redistribution.training.loop import init_members
 from tiers import first
 
@@ -125,7 +127,7 @@ def test_a_run_that_is_stored_under_an_old_name_is_found_and_goes_on(tmp_path, s
         for s in (1, 2): assert store.load(name, s).history.equals(Store(tmp_path / "whole").load(name, s).history)
 
 def test_a_wait_for_a_lock_says_whose_it_is_once_and_ends_with_what_to_do(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(store_room, "SAID_AFTER", .05), monkeypatch.setattr(store_room, "LONGEST_WAIT", .3)
+    monkeypatch.setattr(files, "SAID_AFTER", .05), monkeypatch.setattr(files, "LONGEST_WAIT", .3)
     store, whose = Store(tmp_path), f"process {os.getpid()} on "
     with store.locked(TINY, [1, 2]):
         with pytest.raises(TimeoutError, match=f"authors-2.lock: expected .*; got one that {whose}.* has; fix: ") as e:
@@ -135,7 +137,7 @@ def test_a_wait_for_a_lock_says_whose_it_is_once_and_ends_with_what_to_do(tmp_pa
         assert said.count("\n") == 1 and f"authors-2.lock: {whose}" in said
         with pytest.raises(filelock.Timeout):
             with store.locked(TINY, [2], deadline=time.time() + .1): pass
-        with store_room.lock(tmp_path / "free.lock"): pass
+        with files.lock(tmp_path / "free.lock"): pass
     capsys.readouterr()
     with store.locked(TINY, [1, 2]): pass
     assert not capsys.readouterr().err                                                # nobody to wait for, nothing to say
@@ -344,8 +346,8 @@ def test_a_table_that_nobody_listed_is_refused_and_one_that_people_edit_until_th
     assert as_committed(margins) == margins
 
 def test_a_file_is_hashed_once_for_each_state_of_it(clone, monkeypatch):
-    path, real, hashed = clone / "results/manifest.csv", store_room.hashlib.sha256, []
-    monkeypatch.setattr(store_room.hashlib, "sha256", lambda *a: hashed.append(1) or real(*a))
+    path, real, hashed = clone / "results/manifest.csv", files.hashlib.sha256, []
+    monkeypatch.setattr(files.hashlib, "sha256", lambda *a: hashed.append(1) or real(*a))
     for _ in range(5): as_committed(path)
     assert len(hashed) == 1
     os.utime(path)
@@ -354,13 +356,13 @@ def test_a_file_is_hashed_once_for_each_state_of_it(clone, monkeypatch):
 
 def test_a_table_that_is_written_is_listed_before_it_is_there(clone, monkeypatch):
     "A kill before, between and after leaves a file that is read; afterwards the sums are those of `make sums`."
-    path, real, kills = clone / "results/runs/hist.parquet", store_room.replace_file, [1, 2, 3]
+    path, real, kills = clone / "results/runs/hist.parquet", files.replace_file, [1, 2, 3]
     frame = pd.read_parquet(path)[:5]
     def replaced(*args):
         calls.append(args[0].name)
         if len(calls) == kill: raise KeyboardInterrupt
         return real(*args)
-    monkeypatch.setattr(store_room, "replace_file", replaced)
+    monkeypatch.setattr(files, "replace_file", replaced)
     for kill in kills:
         calls = []
         with pytest.raises(KeyboardInterrupt): table_files.write_table(frame[:kill], "runs", "hist", clone)

@@ -39,8 +39,9 @@ from moe_redistribution.evidence.selection import run_rows
 from moe_redistribution.record.ledger import BY_WORDS
 from moe_redistribution.record.versions import NothingToLookAt, Versions, _never_registered, _seen_otherwise
 from moe_redistribution.tasks.errors import check_all
-from moe_redistribution.training.store import (Store, as_committed, _listed_hashes, _relist, replace_file,
-                                               write_whole)
+from moe_redistribution.tasks.files import (as_committed, _listed_hashes, _relist, replace_file,
+                                            write_whole)
+from moe_redistribution.training.store import Store
 from moe_redistribution.training.study import study_jobs
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -16,7 +16,8 @@ from ..tasks.task import get_task
 from ..tasks.data import SEEDS
 from ..models.condition import Condition, condition
 from ..models.population import Trained, predict
-from ..training.store import Damaged, unseal, of_clone
+from ..tasks.files import Damaged, of_clone
+from ..training.store import unseal
 from .table_files import ROOT
 
 # %% ../../nbs/5_evidence/04b_checkpoints.ipynb #e741ff25

@@ -7,7 +7,7 @@ __all__ = ['ASKS', 'CLAIM_COLUMNS', 'STATEMENT_COLUMNS', 'Reading', 'REST', 'AGG
            'EXTREMES', 'CORRELATIONS', 'WHAT_N_COUNTS', 'POWER', 'CONFIRMED', 'PROTOCOLS', 'EXPECTS', 'REASONS', 'SAME',
            'ASKED_HERE', 'FORCED', 'seed_list', 'each_name', 'is_condition', 'baselines', 'cells_of', 'null_score',
            'stand_in', 'Measured', 'by_seed', 'Claim', 'check_claims', 'claims', 'paper_items', 'contrasts_asked',
-           'statements']
+           'statements', 'first_learners', 'readings_of']
 
 # %% ../../nbs/5_evidence/02b_claims.ipynb #0d7530cd
 from collections.abc import Callable, Sequence
@@ -24,7 +24,7 @@ from ..training.loop import TASK_RULES
 from ..training.orders import expected_seconds, expected_steps
 from .printed import checked_table, DATA, margins, paper_values, SCALE, study_tables
 from .statistics import Interval, extreme_interval, interval
-from ..training.store import of_clone
+from ..tasks.files import of_clone
 
 # %% ../../nbs/5_evidence/02b_claims.ipynb #1ab1787b
 ASKS = "instrument stream condition versus metric site edit rule unit position stratum split aggregate".split()
@@ -232,6 +232,10 @@ class Claim(_Line):
         "The conditions that stand on both sides, once each."
         return [n for n in dict.fromkeys(each_name(f"{self.condition} {self.versus}")) if "=" not in n]
     @property
+    def forced(self) -> bool: return FORCED in self.note
+    @property
+    def untestable(self) -> bool: return self.note.startswith(REASONS[1])
+    @property
     def spot(self) -> tuple:
         "What quantity it is, whichever seeds measure it."
         return self.reading._replace(seeds=""), self.versus, self.aggregate
@@ -398,3 +402,22 @@ def statements(path:str|Path=None) -> pd.DataFrame:
     """Every claim of the papers, one row per (key, protocol), in order. ValueError names what does not fit.
     `margin` (unit of the values): the smallest difference that counts, 0 where only a direction is claimed."""
     return _table(_check_statements, "statements", path)
+
+# %% ../../nbs/5_evidence/02b_claims.ipynb #c1a1m501
+def first_learners(rows, s):
+    """Statement `s`, about models that learned, as far as the seed by which as many had as its n asks for: whoever
+    comes later is not read, nor waited for. All of it where fewer learned."""
+    learned, seeds = s.values(rows)[0].dropna().index, seed_list(s.seeds)
+    enough = np.flatnonzero(np.isin(seeds, learned).cumsum() == s.n)
+    return s._replace(seeds=" ".join(map(str, seeds[:enough[0] + 1]))) if len(enough) else s
+
+def readings_of(said=None) -> list:
+    "What statements read (all, or some rows of `statements`), and with them their quoted numbers and their families."
+    said, bridge = statements() if said is None else said, claims()
+    quoted = set(" ".join(said["quotes"]).split())
+    asks, asked = Claim.of(said), contrasts_asked()
+    every = [*asks, *Claim.of(bridge[bridge["id"].isin(quoted) & (bridge["protocol"] == "paper")])]
+    families = {(c.item, c.edit) for s in asks for c in asked.get(s.question, ())}
+    found = [r for part in (slice(1), slice(1, None)) for c in every for r in c.readings[part]]        # own sides first
+    found += [r for cs in asked.values() for c in cs if (c.item, c.edit) in families for r in c.readings]
+    return list(dict.fromkeys([*found, *filter(None, map(stand_in, found))]))

@@ -18,7 +18,7 @@ import numpy as np
 import pandas as pd
 import moe_redistribution
 from ..tasks.errors import choose, refuse
-from ..training.store import AS_IT_LIES, of_clone
+from ..tasks.files import AS_IT_LIES, of_clone
 
 # %% ../../nbs/5_evidence/02_printed.ipynb #99e3f893
 DATA = Path(moe_redistribution.__file__).resolve().parents[1] / "data"

@@ -26,7 +26,7 @@ from ..models.condition import condition
 from ..models.events import in_old_names, write_events
 from .printed import DATA, checked_table, study_lines, study_tables
 from .claims import ASKS, REST, Claim, each_name, is_condition, seed_list
-from ..training.store import as_committed
+from ..tasks.files import as_committed
 from ..training.study import known_studies
 from ..tasks.errors import refuse, choose
 

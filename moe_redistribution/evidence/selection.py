@@ -18,7 +18,7 @@ import pandas as pd
 from ..tasks.errors import choose, refuse
 from ..tasks.data import STREAMS
 from ..models.condition import condition
-from ..training.store import as_committed, of_clone
+from ..tasks.files import as_committed, of_clone
 from ..training.loop import TASK_RULES
 from ..training.study import of_studies
 from ..instruments.rows import tidy, rows as make_rows, ROW_COLUMNS

@@ -18,7 +18,7 @@ import numpy as np
 import pandas as pd
 import moe_redistribution
 from ..tasks.errors import choose, refuse
-from ..training.store import as_committed, write_whole, of_clone
+from ..tasks.files import as_committed, write_whole, of_clone
 from ..instruments.rows import ROW_COLUMNS
 
 # %% ../../nbs/5_evidence/04_table_files.ipynb #bc748002

@@ -5,19 +5,16 @@
 # %% auto #0
 __all__ = ['YES', 'NO', 'MORE', 'OPEN', 'WAITS', 'NOT_ASKED', 'Decision', 'NOTHING', 'FEW', 'TIE', 'Registered', 'FLIPS',
            'CONSTANT', 'Answer', 'Answers', 'NUMBERS', 'HOLDS', 'FAILS', 'FORCED_HERE', 'UNTESTABLE', 'AS_MUCH',
-           'NOT_WHEN', 'VERDICTS', 'NOTHING_TO_WIN', 'NO_RUN', 'MANY', 'Judgement', 'decide', 'first_learners',
-           'decision', 'kind_of', 'as_much', 'answers', 'word_of', 'judge', 'readings_of']
+           'NOT_WHEN', 'VERDICTS', 'NOTHING_TO_WIN', 'NO_RUN', 'MANY', 'Judgement', 'decide', 'decided', 'kind_of',
+           'as_much', 'answers', 'word_of', 'judge']
 
 # %% ../../nbs/5_evidence/07c_verdicts.ipynb #46e53289
 from collections.abc import Sequence
 from collections import namedtuple
 import re
 import numpy as np
-from .claims import (CONFIRMED, FORCED, POWER, REASONS, Claim, Measured, claims,
-                                                contrasts_asked, seed_list, stand_in, statements)
 from .statistics import (TINY, flips_needed, interval, paired_permutation, seeds_beside,
                                                     seeds_needed, tost, verdict)
-from .contrasts import contrasts
 
 # %% ../../nbs/5_evidence/07c_verdicts.ipynb #5ad8a59d
 YES, NO, MORE, OPEN, WAITS, NOT_ASKED = "yes", "no", "more than nothing", "open", "waits", "–"
@@ -56,19 +53,6 @@ def _number(s, x, p, margin):
 Registered = namedtuple("Registered", "name p p_same family", defaults=(np.nan, np.nan, 1))
 FLIPS = "sign flips"
 
-def _registered_test(rows, s):
-    """The `Registered` test of a statement: of contrasts that ask the same that with the largest p, else sign
-    flips for runs of ours. None where an interval decides: facts, sums, power, the paper's own seeds."""
-    if s.stream == "none" or s.aggregate == "sum" or s.expects == "number" or s.protocol == POWER: return None
-    found, rows = [], Measured.of(rows)
-    asked = rows.once("asked", contrasts_asked) if s.aggregate == "difference" else {}
-    for c in asked.get(s.question, ()):
-        family = rows.once((c.item, c.edit), lambda c=c: contrasts(rows, c.edit, item=c.item).set_index("id"))
-        k, r = len(family), family.loc[c.key]
-        found.append(Registered(f"{FLIPS}, Holm over {k}", r["p_holm"], r["p_equivalence_holm"], k))
-    alone = Registered(FLIPS) if s.stream == "paired" else None
-    return max(found, key=lambda r: -1 if np.isnan(r.p) else r.p, default=alone)
-
 # %% ../../nbs/5_evidence/07c_verdicts.ipynb #4063bc3c
 CONSTANT = re.compile("(value|null)=")
 def _quotes(s, quoted):
@@ -78,30 +62,21 @@ def _quotes(s, quoted):
     if not words or "not attempted" in words: says = WAITS
     return Decision(*NOTHING[:-1], "rule of numbers" * (says in (YES, NO)), says, s.note)
 
-def first_learners(rows, s):
-    """Statement `s`, about models that learned, as far as the seed by which as many had as its n asks for: whoever
-    comes later is not read, nor waited for. All of it where fewer learned."""
-    learned, seeds = s.values(rows)[0].dropna().index, seed_list(s.seeds)
-    enough = np.flatnonzero(np.isin(seeds, learned).cumsum() == s.n)
-    return s._replace(seeds=" ".join(map(str, seeds[:enough[0] + 1]))) if len(enough) else s
+def decided(s, x:Sequence=(), notes:Sequence=(), i=None, known:Registered=None, quoted:Sequence=()) -> Decision:
+    """What values `x` of statement `s` (a series, one a seed) say to it: a `Decision`.
 
-def decision(rows, s, quoted:Sequence=()):
-    """What the rows say to a reading of a statement: a `Decision`. `quoted`: its quoted numbers, each with the
-    `printed` row of `paper_values`, its `margin` and the `verdict` on it."""
+    `notes`: what is missing, in sentences; `i`: the interval of `x`; `known`: the registered test of what it asks;
+    `quoted`: its quoted numbers, each with the `printed` row of `paper_values`, its `margin` and the `verdict` on it."""
     if s.aggregate == "none": return Decision(*NOTHING, WAITS, s.note)
     if s.aggregate == "quotes": return _quotes(s, quoted)
-    rows = Measured.of(rows)
-    if s.rule == "learned": s = first_learners(rows, s)
-    x, notes = s.values(rows)
-    x, absent = x.dropna(), [n for n in notes if n.startswith(("missing run", "not measured"))]
-    if x.empty: return Decision(*NOTHING, WAITS, "; ".join(filter(None, [*notes, s.note])))
-    i, known = s.bounds(rows, x), None
+    if not len(x): return Decision(*NOTHING, WAITS, "; ".join(filter(None, [*notes, s.note])))
+    absent = [n for n in notes if n.startswith(("missing run", "not measured"))]
     if s.expects == "number":
         says, p, same = _number(s, x, quoted[0]["printed"], quoted[0]["margin"]), np.nan, np.nan
         test = "rule of numbers" * (says != OPEN)
     else:
-        expects = s.expects if s.protocol != POWER else "-+"[int(i.mean > 0)]               # power has either sign
-        says, test, p, same = decide(x.to_numpy(), expects, s.margin, i, known := _registered_test(rows, s))
+        expects = s.expects if s.protocol != "power" else "-+"[int(i.mean > 0)]             # power has either sign
+        says, test, p, same = decide(x.to_numpy(), expects, s.margin, i, known)
     if s.expects[0] in "+-" and np.abs(x).max() < TINY and not CONSTANT.match(s.versus): says, test = NO, TIE
     if s.rule == "learned" and len(x) < s.n:
         says, test, notes = OPEN, "", [f"decides nothing: {len(x)} of {int(s.n)} seeds learned it", *notes]
@@ -111,8 +86,8 @@ def decision(rows, s, quoted:Sequence=()):
     return Decision(i.mean, i.lo, i.hi, float(x.std()), len(x), p, same, test, says, note, known.family if known else 1)
 
 # %% ../../nbs/5_evidence/07c_verdicts.ipynb #7db8a48d
-def kind_of(s:Claim, paper:Claim) -> str:
-    "Which question a reading answers, beside that of `paper`: seen, control or otherwise."
+def kind_of(s, paper) -> str:
+    "Which question a reading of a claim answers, beside that under `paper`: seen, control or otherwise."
     if s.asks == paper.asks: return "seen"
     (own, versus), (a, b) = s.arms, paper.arms
     new, bases = versus - a - b, {n.partition("+")[0] for n in a}
@@ -121,7 +96,7 @@ def kind_of(s:Claim, paper:Claim) -> str:
     varied = s.aggregate == "difference" and bases == {n.partition("+")[0] for n in own | new}
     return "control" if own == a or varied else "otherwise"
 
-def as_much(s:Claim, d:Decision) -> str:
+def as_much(s, d:Decision) -> str:
     "Does the model on the other side of a control's reading do as much as the one that gets the credit?"
     if d.test == TIE or d.p_same < .05: return YES
     beyond = d.hi < -s.margin if s.expects[0] == "+" else d.lo > s.margin
@@ -134,16 +109,16 @@ NUMBERS = "numbers"
 
 def _in_force(said:dict, found:dict) -> list:
     "Readings that count: one of the block in the place of that which it repeats, as soon as it is in."
-    block = {k: CONFIRMED if k == "paper" else f"{CONFIRMED}_{k}" for k in ("paper", "audited", "uncopied")}
+    block = {k: "confirmed" if k == "paper" else f"confirmed_{k}" for k in ("paper", "audited", "uncopied")}
     gone = {k if found[c].says != WAITS else c for k, c in block.items() if c in said}
-    return [k for k in said if k not in gone and k != POWER]
+    return [k for k in said if k not in gone and k != "power"]
 
 def answers(said:dict, found:dict, numbers:Sequence[str]=()) -> Answers:
     """The three `Answers` to a claim; `said`, `found`: its statement and its `Decision` by reading; `numbers`:
     the words on those that it quotes."""
     kinds, p = {k: kind_of(said[k], said["paper"]) for k in _in_force(said, found)}, said["paper"]
     of = lambda kind: [k for k, its in kinds.items() if its == kind]
-    seen = max(of("seen"), key=lambda k: (found[k].says != WAITS, k == CONFIRMED, found[k].n, k == "paper"))
+    seen = max(of("seen"), key=lambda k: (found[k].says != WAITS, k == "confirmed", found[k].n, k == "paper"))
     # where nothing was seen no model can do as much
     as_controls = {k: as_much(said[k], found[k]) for k in of("control") if found[seen].says != NO}
     # printed numbers that differ, or a size in words, leave open how much it is, and never outrank a reading
@@ -192,12 +167,12 @@ def _what_decides(s, d, quoted=None) -> tuple:
 Judgement = namedtuple("Judgement", "verdict why n_decides answers")
 def judge(said:dict, found:dict, quoted:Sequence=()) -> Judgement:
     """The verdict on a claim, why it is open, seeds that would close it, and its three `Answers`. `said` and
-    `found`: as for `answers`; `quoted`: as for `decision`, each number with its `stream`, too."""
+    `found`: as for `answers`; `quoted`: as for `decided`, each number with its `stream`, too."""
     three, p = answers(said, found, [q["verdict"] for q in quoted]), said["paper"]
-    seen, power = found[three.seen.by], found.get(POWER) if POWER in said else None
+    seen, power = found[three.seen.by], found.get("power") if "power" in said else None
     to_win = power is None or power.says == YES
     fact = p.stream == "none" or p.aggregate == "quotes" and {q["stream"] for q in quoted} == {"none"}
-    word = word_of(three, seen.says, to_win, fact or FORCED in p.note, p.note.startswith(REASONS[1]))
+    word = word_of(three, seen.says, to_win, fact or p.forced, p.untestable)
     why, needed, unasked = "", np.nan, p.expects == "0" and p.arms[1] and power is None
     blind = power is not None and power.says == NO and p.expects != "0"
     if word == HOLDS and unasked or word == FAILS and blind: word = OPEN       # no arm shows that they could differ
@@ -205,15 +180,3 @@ def judge(said:dict, found:dict, quoted:Sequence=()) -> Judgement:
         why, needed = _what_decides(said[three.seen.by], seen, *quoted[:1])
     elif word == OPEN: why = WAITS if seen.says == WAITS or power and power.says == WAITS else NOTHING_TO_WIN
     return Judgement(word, why, needed, three)
-
-# %% ../../nbs/5_evidence/07c_verdicts.ipynb #42e7b9dd
-def readings_of(said=None) -> list:
-    "What statements read (all, or some rows of `statements`), and with them their quoted numbers and their families."
-    said, bridge = statements() if said is None else said, claims()
-    quoted = set(" ".join(said["quotes"]).split())
-    asks, asked = Claim.of(said), contrasts_asked()
-    every = [*asks, *Claim.of(bridge[bridge["id"].isin(quoted) & (bridge["protocol"] == "paper")])]
-    families = {(c.item, c.edit) for s in asks for c in asked.get(s.question, ())}
-    found = [r for part in (slice(1), slice(1, None)) for c in every for r in c.readings[part]]        # own sides first
-    found += [r for cs in asked.values() for c in cs if (c.item, c.edit) in families for r in c.readings]
-    return list(dict.fromkeys([*found, *filter(None, map(stand_in, found))]))

@@ -21,7 +21,7 @@ import numpy as np
 import pandas as pd
 import torch
 from ..tasks.errors import choose, nearest, refuse
-from ..tasks.kinds import Kind, origin_of, register
+from ..tasks.registry import Kind, origin_of, register
 from ..tasks.own_code import Unchecked, apart, of_users, other_value, same_rows, users_code
 from ..tasks.data import STREAMS, unseen_examples
 from ..models.condition import Condition, condition

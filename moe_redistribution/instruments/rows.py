@@ -13,9 +13,9 @@ import os, re
 
 import numpy as np
 import pandas as pd
-from ..tasks.commands import csv_lines, json_records
+from ..tasks.files import csv_lines, json_records
 from ..tasks.errors import choose, nearest, refuse
-from ..training.store import write_whole
+from ..tasks.files import write_whole
 
 # %% ../../nbs/4_instruments/01_rows.ipynb #fbef0380
 ROW_COLUMNS = ("condition", "stream", "seed", "rule", "step", "split", "site", "edit", "unit", "position", "stratum",

@@ -11,7 +11,7 @@ from functools import wraps
 
 import torch
 from ..tasks.errors import refuse
-from ..tasks.capabilities import check_tokens
+from ..tasks.task import check_tokens
 from ..tasks.task import Task
 from ..models.condition import Condition, by_name, condition
 from ..models.edits import each_layer, of_members, site_watcher

@@ -18,7 +18,8 @@ from ..tasks.errors import refuse
 from ..models.condition import Condition, by_name
 from ..models.ffn import own_rules
 from ..models.population import Trained, check_population, place_of
-from ..training.store import Damaged, say_if_other, seal_hash, sources, write_whole
+from ..tasks.files import Damaged, write_whole
+from ..training.store import say_if_other, seal_hash, sources
 from .small import with_transformers
 
 # %% ../../nbs/4b_language/07e_export.ipynb #07b88bbe

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 
 import torch
 from ..tasks.errors import choose, refuse
-from ..tasks.kinds import Kind
+from ..tasks.registry import Kind
 from .small import with_transformers
 
 # %% ../../nbs/4b_language/04c_families.ipynb #b8e696b0

@@ -18,7 +18,7 @@ from safetensors import safe_open
 from safetensors.torch import save as as_safetensors
 import torch
 from ..tasks.errors import choose, refuse
-from ..training.store import write_whole
+from ..tasks.files import write_whole
 from ..models.edits import each_layer
 from ..instruments.ablation import combine_edits
 from ..instruments.trace import Trace, trace

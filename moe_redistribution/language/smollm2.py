@@ -15,10 +15,10 @@ import pandas as pd
 import platformdirs
 import torch
 import torch.nn.functional as F
-from ..tasks.commands import csv_lines
+from ..tasks.files import csv_lines
 from ..tasks.errors import refuse
 from ..tasks.text import generator_of
-from ..training.store import as_committed, write_whole
+from ..tasks.files import as_committed, write_whole
 from .small import with_transformers
 from .weights import file_digest
 from ..instruments.ablation import combine_edits

@@ -16,7 +16,8 @@ import pandas as pd
 import torch
 from ..tasks.errors import choose, refuse
 from ..tasks.text import no_binary
-from ..training.store import Damaged, seal, unseal
+from ..tasks.files import Damaged
+from ..training.store import seal, unseal
 from ..instruments.rows import rows, tidy
 from ..instruments.ablation import combine_edits, each_part
 from ..instruments.trace import trace

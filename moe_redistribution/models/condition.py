@@ -13,7 +13,7 @@ from functools import wraps
 import hashlib, inspect, json, math, numbers, re
 
 from ..tasks.errors import choose, nearest, refuse
-from ..tasks.kinds import Kind, cached_by_kind, read_digest
+from ..tasks.registry import Kind, cached_by_kind, read_digest
 from ..tasks.task import TASKS, Task, get_task
 from .routers import Router
 from .more_routers import ROUTERS

@@ -21,7 +21,7 @@ import torch
 
 import moe_redistribution
 from ..tasks.errors import nearest, refuse
-from ..tasks.kinds import Kind
+from ..tasks.registry import Kind
 
 # %% ../../nbs/2_models/02_events.ipynb #951a6670
 ATTENTION = ("W_Q", "W_K", "W_V", "W_O", "b_O")

@@ -17,7 +17,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from ..tasks.errors import refuse
-from ..tasks.capabilities import check_tokens
+from ..tasks.task import check_tokens
 from ..tasks.task import read_at
 from .condition import Condition, by_name, condition
 from .edits import OUTER, of_members, site_watcher

@@ -11,7 +11,7 @@ import torch
 from einops import einsum
 
 from ..tasks.errors import refuse
-from ..tasks.kinds import Kind
+from ..tasks.registry import Kind
 
 # %% ../../nbs/2_models/01_routers.ipynb #b4e53f22
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from ..tasks.errors import refuse
-from ..tasks.kinds import Kind
+from ..tasks.registry import Kind
 from .events import EXPERTS
 
 # %% ../../nbs/2_models/02b_variants.ipynb #81c79fa4

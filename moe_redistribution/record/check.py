@@ -14,9 +14,10 @@ from itertools import zip_longest
 import contextlib, hashlib, json, os, re, shutil, subprocess, sys, tempfile, time
 
 import pandas as pd
-from ..tasks.commands import add_form, command, csv_lines, show_table
+from ..tasks.files import csv_lines
+from ..tasks.commands import add_form, command, show_table
 from ..tasks.errors import choose, refuse
-from ..training.store import as_it_lies, of_clone
+from ..tasks.files import as_it_lies, of_clone
 from ..instruments.rows import TABLE_FORMS
 from ..report.pages import page_hash, page_paths, stored_page
 from ..evidence.registrations import (ACCESS, COLUMNS, FILE, KEY, LATER, REGISTERED_TABLES, SEALED,

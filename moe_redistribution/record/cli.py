@@ -18,7 +18,7 @@ from ..tasks.commands import COMMANDS, add_import, command, told_words
 from ..tasks.data import STREAMS
 from ..tasks.errors import Faults, choose, refuse
 from ..tasks.kinds import import_file, load_plugins, users_line
-from ..training.store import write_picture
+from ..tasks.files import write_picture
 from ..training.executors import FORMS, is_far, processes
 from ..training.jobs import check_means
 from ..training.loop import UNTIL

@@ -19,7 +19,7 @@ from ..report.recorded_claims import (THREE_ANSWERS, SEEDS_OF, deciding, former_
 from ..evidence.registrations import changed_late
 from ..report.overviews import page_of, paper_of, word_link
 from ..evidence.printed import papers
-from ..training.store import of_clone
+from ..tasks.files import of_clone
 from ..report.tables import MARKS, as_minus, md_table
 from ..report.values import registered
 from .ways import deciding_readings, said_by_key, ways_out

@@ -21,7 +21,7 @@ from ..evidence.claims import (AGGREGATES, POWER, READS_NOTHING, REST, Claim, cl
 from ..evidence.selection import computed_kinds
 from ..evidence.statistics import TINY
 from ..evidence.printed import paper_values, printed_items
-from ..training.store import of_clone
+from ..tasks.files import of_clone
 from ..evidence.verdicts import FEW, MORE, OPEN, WAITS
 from ..training.orders import expected_seconds, expected_steps
 from ..training.study import known_studies, training_studies

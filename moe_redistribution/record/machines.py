@@ -21,7 +21,7 @@ from ..tasks.task import get_task
 from ..models.condition import RECIPES, condition, n_params
 from ..training.loop import BETA1, BETA2, EPS, RULES
 from ..training.orders import expected_seconds, expected_steps
-from ..training.store import replace_file
+from ..tasks.files import replace_file
 from ..evidence.claims import (EXPECTS, PROTOCOLS, READS_NOTHING, REST, Claim, claims, each_name,
                                                 is_condition, paper_items, seed_list, statements)
 from ..evidence.printed import paper_values, papers

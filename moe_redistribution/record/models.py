@@ -15,7 +15,7 @@ import json, sys
 import pandas as pd
 from ..tasks.commands import Line, add_form, command, progress_place, show_table
 from ..tasks.errors import choose, refuse
-from ..training.store import write_picture, write_whole
+from ..tasks.files import write_picture, write_whole
 from ..instruments.rows import table_file, tidy, write_frame
 from ..language.opened import LanguageModel, open_model
 from ..language.small import with_transformers

@@ -14,7 +14,7 @@ import re, shutil, tempfile
 from ..tasks.commands import command
 from ..tasks.errors import refuse
 from ..instruments.instrument import instruments
-from ..training.store import replace_file
+from ..tasks.files import replace_file
 from ..training.study import known_studies
 from ..evidence.selection import computed_kinds
 from ..evidence.table_files import Clone, kinds

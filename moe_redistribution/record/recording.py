@@ -22,7 +22,8 @@ from ..tasks.commands import command
 from ..tasks.data import STREAMS, SEEDS
 from ..tasks.errors import check_all, choose, refuse
 from ..models.condition import condition
-from ..training.store import Store, as_committed, compact, lock, seal, unseal, write_whole
+from ..tasks.files import as_committed, lock, write_whole
+from ..training.store import Store, compact, seal, unseal
 from ..training.executors import open_executor, processes, watch
 from ..training.groups import Training
 from ..training.study import Study, TrainingStudy, canonical, find_rows, known_studies, study_jobs

@@ -13,7 +13,8 @@ from datetime import date
 import pandas as pd
 from ..tasks.errors import choose, refuse
 from ..models.condition import condition, RECIPES
-from ..training.store import Run, Store, as_committed, seal, unseal
+from ..tasks.files import as_committed
+from ..training.store import Run, Store, seal, unseal
 from ..training.study import canonical
 from ..training.loop import TASK_RULES
 from ..instruments.measuring import has_weights

@@ -12,8 +12,8 @@ import csv, io
 
 import numpy as np
 import pandas as pd
-from ..tasks.commands import csv_lines
-from ..training.store import as_committed
+from ..tasks.files import csv_lines
+from ..tasks.files import as_committed
 from ..evidence.contrasts import contrasts
 from ..evidence.claims import Claim, claims, each_name, statements
 from ..evidence.printed import DATA

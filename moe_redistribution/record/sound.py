@@ -25,7 +25,8 @@ from ..training.groups import Training
 from ..training.jobs import Job, estimate, missing_jobs, run_job
 from ..training.loop import RULES, flatten, init_members, rules, train_interval
 from ..training.sources import changed_parts
-from ..training.store import Damaged, Run, Store, machine, sources, unseal
+from ..tasks.files import Damaged
+from ..training.store import Run, Store, machine, sources, unseal
 from ..training.study import Study, study_jobs, training_studies
 from ..instruments.rows import WHERE
 from ..evidence.table_files import Clone

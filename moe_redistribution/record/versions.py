@@ -19,7 +19,7 @@ from ..evidence.registrations import (BEFORE_ROWS, COLUMNS, FILE, KEY, LATER, RE
 from ..evidence.selection import run_rows
 from ..evidence.table_files import ROOT, Clone, lines_of_csv
 from ..models.events import in_old_names
-from ..training.store import of_clone
+from ..tasks.files import of_clone
 
 # %% ../../nbs/7_record/03b_versions.ipynb #4e000007
 class NothingToLookAt(Exception): "A check that could compare nothing with nothing."

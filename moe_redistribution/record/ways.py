@@ -12,8 +12,8 @@ from pathlib import Path
 import re
 
 import pandas as pd
-from ..evidence.verdicts import first_learners, readings_of
-from ..evidence.claims import PROTOCOLS, Claim, Measured, contrasts_asked, statements
+from ..evidence.claims import (PROTOCOLS, Claim, Measured, contrasts_asked, first_learners, readings_of,
+                                                statements)
 from ..evidence.printed import paper_values
 from ..evidence.selection import RowsBehind
 from ..instruments.rows import write_frame

@@ -23,7 +23,7 @@ import pandas as pd
 from ..tasks.errors import choose
 from ..tasks.task import get_task, nulls
 from ..models.condition import condition
-from ..training.store import of_clone
+from ..tasks.files import of_clone
 from ..evidence.statistics import (Interval, flips_needed, holm, interval, paired_permutation, seeds_needed, tost, welch)
 from ..evidence.printed import DATA, paper_values, papers
 from ..evidence.claims import baselines, claims, statements

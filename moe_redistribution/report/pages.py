@@ -14,7 +14,7 @@ import hashlib, json
 import pandas as pd
 from ..tasks.data import SEEDS
 from ..training.orders import expected_seconds, expected_steps
-from ..training.store import as_committed
+from ..tasks.files import as_committed
 from ..evidence.table_files import ROOT, STORED, content_hash, manifest
 from ..evidence.selection import READ, asked_pairs, computed_kinds, far_enough, gather, rows_of
 from ..evidence.claims import is_condition

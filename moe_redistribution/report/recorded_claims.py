@@ -18,7 +18,7 @@ from ..evidence.registrations import changed_late
 from ..evidence.statistics import NO_VALUE, Interval
 from ..evidence.table_files import Clone
 from ..evidence.verdicts import AS_MUCH, NOT_ASKED, NOT_WHEN, NUMBERS, OPEN
-from ..training.store import of_clone
+from ..tasks.files import of_clone
 
 # %% ../../nbs/5b_report/06_recorded_claims.ipynb #dcfecdd0
 @lru_cache(maxsize=2)

@@ -4,17 +4,19 @@
 
 # %% auto #0
 __all__ = ['COMMANDS', 'TOLD', 'MOST_SEEDS', 'MINUTE', 'command', 'told_words', 'read_seeds', 'add_steps', 'add_import',
-           'add_form', 'json_records', 'csv_lines', 'show_table', 'progress_place', 'Line']
+           'add_form', 'show_table', 'progress_place', 'Line']
 
 # %% ../../nbs/1_tasks/01c_commands.ipynb #383a3d88
 from argparse import ArgumentParser, Namespace
 from dataclasses import dataclass
 from importlib import import_module
-import json, math, os, re, sys, time
+import os, re, sys, time
 
 import pandas as pd
 from .errors import refuse
-from .kinds import Kind, KIND_TABLES, origin_of, register, registered_things
+from .files import csv_lines, json_records
+from .registry import Kind, KIND_TABLES, origin_of, register
+from .kinds import registered_things
 
 # %% ../../nbs/1_tasks/01c_commands.ipynb #48c8345c
 @dataclass(frozen=True)
@@ -87,16 +89,6 @@ def add_form(p:ArgumentParser):
     form = p.add_mutually_exclusive_group()
     form.add_argument("--json", action="store_true", help="print records as JSON, and nothing else")
     form.add_argument("--csv", action="store_true", help="print CSV, and nothing else")
-
-def json_records(frame:pd.DataFrame) -> str:
-    "A frame as JSON records, with all digits, and null for what is missing or infinite, which JSON has not."
-    plain = frame.astype(object).where(frame.notna() & ~frame.isin([math.inf, -math.inf]), None).to_dict("records")
-    return json.dumps(plain, indent=1, ensure_ascii=False, default=str)
-
-def csv_lines(frame:pd.DataFrame, **how) -> str:
-    "A frame as CSV, its floats at twelve significant digits, whole ones at all of theirs; `how` is for pandas."
-    digits = lambda x: str(x if float(x).is_integer() else float(f"{x:.12g}"))
-    return frame.to_csv(index=False, lineterminator="\n", float_format=digits, **how)
 
 def show_table(table:pd.DataFrame, args:Namespace, note:str="", **how):
     "Prints a table as the arguments say, for a reader with a `note` below; `how` is for pandas' text."

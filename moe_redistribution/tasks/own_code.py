@@ -139,7 +139,7 @@ def _holders(n):
     classes = [x for m in modules for x in [*vars(m).values()] if isinstance(x, type) and x.__module__ == m.__name__]
     return [*modules, *classes]
 
-_REGISTERS = "moe_redistribution.tasks.kinds", "moe_redistribution.tasks.own_code"             # they keep what is registered
+_REGISTERS = tuple(f"moe_redistribution.tasks.{n}" for n in ("registry", "kinds", "own_code"))      # they keep what is registered
 _PLAIN = dict, list, set
 _TORCH = "torch", "torch.nn", "torch.nn.functional", "torch.nn.init", "torch.optim"
 

@@ -4,23 +4,20 @@
 
 # %% auto #0
 __all__ = ['PAD', 'EOS', 'OPERATIONS', 'P', 'ALPHABET', 'LENGTH', 'TASKS', 'reversed_digits', 'Doors', 'Task', 'read_at',
-           'add7_task', 'modadd_task', 'partition', 'sample_sequences', 'counts', 'get_task', 'stands_in', 'spans',
-           'labels', 'strata', 'slices', 'digits', 'exact', 'majority', 'nulls', 'draw_examples']
+           'check_tokens', 'add7_task', 'modadd_task', 'partition', 'sample_sequences', 'counts', 'get_task',
+           'stands_in', 'spans', 'labels', 'strata', 'slices', 'digits', 'exact', 'majority', 'nulls', 'draw_examples']
 
 # %% ../../nbs/1_tasks/02_task.ipynb #cb7c3d7a
 from collections.abc import Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import lru_cache
-import warnings
 
 import numpy as np
 import pandas as pd
 import torch
-from .capabilities import check_task
 from .errors import choose, refuse
-from .kinds import Kind, worded_errors
-from .own_code import Unchecked, apart, of_users, reads
+from .registry import Kind, ask
 
 # %% ../../nbs/1_tasks/02_task.ipynb #27d1b52f
 PAD, EOS = 10, 11
@@ -46,7 +43,7 @@ class Doors:
 
     def check(self):
         "ValueError where a task says that its answers are sums or counts, and they are not; as `check_task`."
-        check_task(self)
+        ask("says", self)
         if p := self.modulus:
             a, b = torch.arange(p * p) // p, torch.arange(p * p) % p
             pairs = len(self) == p * p and torch.equal(self.tokens[:, :2], torch.stack([a, b], 1))
@@ -89,6 +86,19 @@ def read_at(task:Task):
     "Index of the read-out positions: a slice, which is a view and lets no GPU wait, or a list if there are gaps."
     run = range(task.read[0], task.read[0] + len(task.read))
     return slice(run.start, run.stop) if list(task.read) == list(run) else list(task.read)
+
+# %% ../../nbs/1_tasks/02_task.ipynb #7a5c1002
+def check_tokens(tokens:torch.Tensor, t, beginnings:bool=False) -> torch.Tensor:
+    """`tokens` (…, n, ctx) as they are. ValueError if they are no whole numbers, not as long as the task's (or
+    `beginnings`), or not in its vocabulary."""
+    whole = isinstance(tokens, torch.Tensor) and not tokens.is_floating_point() and tokens.dtype != torch.bool
+    if (whole and tokens.dim() > 1 and 0 < tokens.shape[-1] <= t.n_ctx and (beginnings or tokens.shape[-1] == t.n_ctx)
+        and (not tokens.numel() or 0 <= tokens.min() and tokens.max() < t.d_vocab)):
+        return tokens
+    got = (f"{tokens.dtype} of shape {tuple(tokens.shape)}" + f" from {tokens.min()} to {tokens.max()}" * whole
+           if isinstance(tokens, torch.Tensor) and tokens.numel() else repr(tokens)[:80])
+    refuse("tokens", f"whole numbers from 0 to {t.d_vocab - 1} of shape (…, n, {t.n_ctx}) for {t.name}", got,
+           fix=f"see get_task({t.name!r}).tokens")
 
 # %% ../../nbs/1_tasks/02_task.ipynb #e6cc2afe
 OPERATIONS = ("+7", "+1", "+0")
@@ -191,32 +201,7 @@ def get_task(
     if name not in _made: _made[name] = _make(name)
     return _made[name]
 
-def _make(name):
-    def once():
-        with worded_errors(f"task {name}", "a function that gives a Task", f"{TASKS.origin(name)}"): return TASKS[name]()
-    with reads() as TASKS.read[name]: made = once()
-    if not isinstance(made, Task):
-        refuse(f"task {name}", "a function that gives a Task", type(made).__name__, fix="return Task(…)")
-    if made.name != name: refuse(f"name of task {name}", repr(name), repr(made.name), name, f"Task({name!r}, …)")
-    if of_users(TASKS[name]):
-        check_task(made)
-        def says(t): return {"tokens": t.tokens, "targets": t.targets, "strata": t.strata.to_numpy().astype(str)} | {
-            f"rule {n}": np.asarray(x) for n, x in t.rules.items()}
-        def again():
-            with reads(): return says(once())
-        try: twin = apart(again)
-        except Unchecked as e:
-            twin = {}
-            warnings.warn(f"task {name}: expected examples that are made twice; got unchecked ones, for {e}; fix: none", Unchecked)
-        for what in [n for n, x in says(made).items() if twin and not np.array_equal(x, twin.get(n))]:
-            refuse(f"{what} of {name}", "the same each time that the task is made", "others the second time",
-                   fix="draw by torch.Generator().manual_seed(0), and let nothing hang on the clock, id or hash")
-        alike = [n for n, t in _made.items() if TASKS.origin(n).file == TASKS.origin(name).file != "" and
-                 all(torch.equal(getattr(t, x), getattr(made, x)) for x in ("tokens", "targets"))]
-        if alike:
-            warnings.warn(f"task {name}: expected examples of its own; got those of {alike[0]}; fix: bind what a loop "
-                          "changes where the function is made, as by functools.partial")
-    return made
+def _make(name): return ask("made", name, _made) if TASKS.origin(name).own else TASKS[name]()
 
 @contextmanager
 def stands_in(task:Task):

@@ -17,13 +17,13 @@ from pathlib import Path
 import pandas as pd
 import torch
 import moe_redistribution
-from ..tasks.commands import csv_lines
+from ..tasks.files import csv_lines
 from ..tasks.errors import choose, refuse
 from ..models.condition import Condition, by_name, condition
 from .engine import products, flops
 from .loop import init_members, train_interval
 from .executors import ignoring_interrupts, n_cores, worker
-from .store import as_committed, write_whole
+from ..tasks.files import as_committed, write_whole
 
 # %% ../../nbs/3_training/07_bench.ipynb #0ab35df5
 HEADLINE = {"add7": ("add7/ffn-h256-silu", "add7/moe-e4k1-h256-silu"),

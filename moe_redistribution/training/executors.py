@@ -20,7 +20,8 @@ import torch
 from tqdm import tqdm
 from ..tasks.commands import Line, progress_place
 from ..tasks.errors import choose, nearest, refuse
-from .store import home, write_whole
+from ..tasks.files import write_whole
+from .store import home
 
 # %% ../../nbs/3_training/05_executors.ipynb #3cb136b1
 def worker(nice:int=5):

@@ -9,7 +9,7 @@ __all__ = ['pack', 'unpack', 'check_work', 'Training', 'split_groups', 'train']
 from pathlib import Path
 from concurrent.futures import Executor
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 import hashlib, json, numbers, sys, time
@@ -18,19 +18,18 @@ from filelock import Timeout
 import pandas as pd
 import torch
 from ..tasks.errors import choose, refuse
-from ..tasks.kinds import worded_errors
-from ..tasks.own_code import reads
+from ..tasks.registry import ask
 from ..models.condition import RECIPES, RECIPE_VERSION, Condition, by_name, condition
 from ..tasks.data import SEEDS, generators, STREAMS
 from .sources import changed_parts, code_of
-from .store import (Damaged, Run, Store, has_begun, machine, seal,
+from ..tasks.files import Damaged
+from .store import (Run, Store, has_begun, machine, seal,
                                                set_aside as aside, sources, unseal, unseal_state)
 from .jobs import Job, Watch, run_all, whole_seeds
 from .orders import expected_seconds, expected_steps
 from .loop import (Members, init_members, unflatten, rules, is_reached, settled_members,
                                               done_members, UNTIL,
                                               train_interval, evaluate, update_rules)
-from .rehearsal import rehearse
 from ..models.events import in_new_names
 from ..models.population import shapes
 
@@ -234,7 +233,7 @@ def check_work(c:str|Condition, seeds:Sequence[int], stream:str, until:str) -> C
     "Refuses impossible work in one message: expected, got, nearest valid, one fix."
     whole_seeds(seeds), choose("stream", stream, STREAMS), choose("until", until, UNTIL)
     c.get_task()                                       # a recipe alone is not enough to train
-    with reads(f"rehearsal of {c}"): rehearse(c)
+    if c.own: ask("first", c)                          # something of a user's
     return c
 
 def _check_steps(c:Condition, steps:int) -> int:
@@ -286,7 +285,8 @@ class Training(Job):
     def is_done(self, store:Store): return not self.late(store)
 
     def run(self, store:Store, deadline:float=None, tell:Callable=None, save_every:float=5.0, device:str="cpu"):
-        with reads(f"training of {self.condition}"), worded_errors(self.condition, "what can be trained"):
+        users = condition(self.condition).own or self.measures
+        with ask("trains", self.condition) if users else nullcontext():
             done = _train_group(self.condition, list(self.seeds), self.stream, self.until, store.root, self.measures,
                                self.steps, device, deadline, tell, save_every)
         return len(done) == len(self.seeds)

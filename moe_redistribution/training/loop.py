@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch.optim.adamw import adamw
 from ..tasks.errors import choose, refuse
-from ..tasks.kinds import Kind, cached_by_kind, origin_of, register, table_of
+from ..tasks.registry import Kind, cached_by_kind, origin_of, register, table_of
 from ..tasks.task import digits, exact
 from ..tasks.data import PARTS, generators, batches, held_back, split
 from ..models.condition import Condition, condition, multipliers

@@ -7,7 +7,7 @@ __all__ = ['STEP_SECONDS', 'TYPICAL_STEPS', 'expected_seconds', 'expected_steps'
 
 # %% ../../nbs/3_training/04_orders.ipynb #cf144fdb
 from ..tasks.errors import choose
-from ..tasks.kinds import cached_by_kind
+from ..tasks.registry import cached_by_kind
 from ..tasks.task import get_task
 from ..models.condition import Condition, RECIPES, by_name
 from .engine import flops

@@ -9,7 +9,7 @@ __all__ = ['code_of', 'code_by_room', 'changed_parts', 'say_if_changed']
 from collections.abc import Callable, Iterable, Sequence
 import ast, contextlib, hashlib, inspect, re, textwrap, types, warnings, weakref
 
-from ..tasks.kinds import PACKAGE, Kind
+from ..tasks.registry import PACKAGE, Kind
 
 # %% ../../nbs/3_training/01b_sources.ipynb #2620cee9
 def _tree(x):

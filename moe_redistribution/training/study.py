@@ -23,11 +23,13 @@ from filelock import Timeout
 import pandas as pd
 import torch
 from ..tasks.errors import choose, refuse
-from ..tasks.kinds import PACKAGE, Kind, import_file, need_files, origin_of, register
+from ..tasks.registry import PACKAGE, Kind, origin_of, register
+from ..tasks.kinds import import_file, need_files
 from ..tasks.own_code import file_hash, handed_over, of_users, read_twice, say_if_alike
 from .sources import code_by_room, code_of, say_if_changed
-from .store import (Damaged, Store, has_begun, lock, machine, seal, set_aside as aside, unseal,
-                                              write_whole)
+from ..tasks.files import Damaged, lock, write_whole
+from .store import (Store, has_begun, machine, seal, set_aside as aside,
+                                               unseal)
 from .jobs import Job, Watch, run_all, whole_seeds
 from .groups import Training
 from .company import rows_of_job, say_if_unchecked

@@ -13,7 +13,7 @@ import shutil
 import pandas as pd
 import torch
 from ...tasks.errors import choose, refuse
-from ...training.store import write_whole
+from ...tasks.files import write_whole
 from ...instruments.rows import tidy
 from ...language.small import with_transformers
 from ...language.weights import ZOO_TEXT, file_digest, read_model

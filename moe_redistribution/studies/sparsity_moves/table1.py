@@ -13,7 +13,7 @@ from .arms import FIGURE1, TABLE1
 from ...evidence.contrasts import compare, comparison
 from ...evidence.claims import baselines
 from ...instruments.rows import write_frame
-from ...training.store import write_picture
+from ...tasks.files import write_picture
 from ...report.figures import dots, label, null_lines, pick, draw_printed, table_text, tidy_axes
 
 # %% ../../../nbs/6_studies/sparsity_moves/05_table1.ipynb #531b44a0

@@ -1,0 +1,49 @@
+"""What importing a room pulls in, in lines, with all that its imports import: a budget for each, which may only fall."""
+import ast
+from functools import lru_cache
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).parents[1] / "moe_redistribution"
+BUDGETS = {  # rooms → lines; the last is what the main study takes: train, ablate, judge, page
+    "tasks.files": 200, "tasks.registry": 230, "tasks.task": 535, "instruments.rows": 320, "models.population": 2_200,
+    "evidence.statistics": 360, "evidence.verdicts": 540, "evidence.audits": 700, "report.values": 1_020,
+    "training.engine": 2_560, "training.groups": 5_440, "instruments.ablation": 4_850, "language.opened": 11_300,
+    "training.groups instruments.ablation evidence.verdicts report.pages studies.sparsity_moves.study": 10_970}
+# rooms that know what is a user's; a room of the core asks for them by a word (tasks.registry.HOOKS)
+GUARD = {"tasks.own_code", "tasks.kinds", "tasks.capabilities", "training.rehearsal", "training.company"}
+
+def path_of(room): return PACKAGE / f"{room.replace('.', '/')}.py"
+
+@lru_cache(maxsize=None)
+def imports(room):
+    "Rooms that a room imports when it is imported."
+    out, folder = set(), room.split(".")[:-1]
+    for node in ast.parse(path_of(room).read_text(encoding="utf-8")).body:
+        if not isinstance(node, ast.ImportFrom) or not node.level: continue
+        base = ".".join([*folder[:len(folder) - node.level + 1], *filter(None, [node.module])])
+        out |= {n for n in (base, *(f"{base}.{a.name}".strip(".") for a in node.names)) if path_of(n).is_file()}
+    return out
+
+def closure(rooms):
+    seen, todo = set(), list(rooms)
+    while todo:
+        if (room := todo.pop()) not in seen:
+            seen.add(room)
+            todo += imports(room)
+    return seen
+
+def lines(rooms): return sum(len(path_of(r).read_text(encoding="utf-8").splitlines()) for r in rooms)
+
+@pytest.mark.parametrize("rooms, budget", BUDGETS.items())
+def test_a_room_pulls_in_no_more_than_its_budget(rooms, budget):
+    pulled = closure(rooms.split())
+    assert lines(pulled) <= budget, f"{lines(pulled):,} lines: {sorted(pulled)}"
+    assert lines(pulled) > .9 * budget, "lower the budget"
+
+@pytest.mark.parametrize("room", ["tasks.task", "models.population", "training.loop", "instruments.rows", "evidence.verdicts", "report.values"])
+def test_the_core_knows_no_room_that_checks_what_is_a_users(room): assert not closure([room]) & GUARD
+
+def test_what_a_verdict_needs_is_no_trainer_and_no_store():
+    assert not {r for r in closure(["evidence.verdicts", "report.values"]) if r.startswith(("training.", "models.", "instruments."))}
