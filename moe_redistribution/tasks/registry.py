@@ -26,7 +26,7 @@ HOOKS = {  # what is asked of the rooms that know users' code → (room, functio
     "origin": ("tasks.kinds", "origin_of_file"), "made": ("tasks.capabilities", "made_task"),
     "says": ("tasks.capabilities", "check_task"), "files": ("tasks.kinds", "files_in_use"),
     "need": ("tasks.kinds", "need_files"), "usual": ("tasks.own_code", "usual_defaults"),
-    "first": ("training.rehearsal", "before_first_run"), "trains": ("training.rehearsal", "watched_training")}
+    "first": ("training.rehearsal", "rehearse"), "trains": ("training.rehearsal", "watched_training")}
 
 def ask(hook:str, *args):
     "What a hook's function gives. KeyError for a hook that there is not."
