@@ -47,3 +47,6 @@ def test_the_core_knows_no_room_that_checks_what_is_a_users(room): assert not cl
 
 def test_what_a_verdict_needs_is_no_trainer_and_no_store():
     assert not {r for r in closure(["evidence.verdicts", "report.values"]) if r.startswith(("training.", "models.", "instruments."))}
+
+def test_a_training_of_the_librarys_own_reaches_no_rehearsal_and_no_check_of_a_users_task():
+    assert not closure(["training.groups"]) & {"training.rehearsal", "training.company", "tasks.capabilities"}

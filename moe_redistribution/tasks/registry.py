@@ -21,8 +21,9 @@ from .errors import choose, refuse
 # %% ../../nbs/1_tasks/01_registry.ipynb #4e615706
 PACKAGE = "moe_redistribution"
 
-HOOKS = {  # what is asked of the rooms that know users' code → (room, function), imported when there is something to ask
-    "look": ("tasks.kinds", "load_plugins"), "clash": ("tasks.kinds", "refuse_clash"), "twice": ("tasks.kinds", "is_a_clash"),
+HOOKS = {  # what is asked of the rooms that know users' code → (room, function), imported when it is asked
+    "look": ("tasks.kinds", "load_plugins"), "clash": ("tasks.kinds", "refuse_clash"),
+    "twice": ("tasks.kinds", "is_a_clash"),
     "origin": ("tasks.kinds", "origin_of_file"), "made": ("tasks.capabilities", "made_task"),
     "says": ("tasks.capabilities", "check_task"), "files": ("tasks.kinds", "files_in_use"),
     "need": ("tasks.kinds", "need_files"), "usual": ("tasks.own_code", "usual_defaults"),
@@ -158,7 +159,7 @@ def all_or_nothing():
     try: yield
     except BaseException:
         for table, name, value, origin in _ADDED[n:][::-1]:
-            if name in table.held() and not table.origin(name).own: continue       # a room of the library, imported meanwhile
+            if name in table.held() and not table.origin(name).own: continue  # a room of the library, imported meanwhile
             table.put(name, value, origin)
         del _ADDED[n:]
         raise
