@@ -303,7 +303,8 @@ def test_a_full_disk_behind_the_output_is_one_line(tmp_path):
 
 # -------------------------------------------------------------------------------------------------------------- files
 
-def words_study(): return Study("words", "", {"small": Preset("", {"a": (1, 2)}, 2)}, lambda *x: ROWS, lambda *x: 1.)
+def words_study(): return Study("words", "", {"small": Preset("", {"a": (1, 2)}, 2)}, lambda arm, seeds, *x: ROWS[ROWS["seed"].isin(seeds)],
+                              lambda *x: 1.)
 
 ROWS = rows([.1, .2], [1, 2], condition="a", metric="letters")
 
@@ -389,7 +390,7 @@ def child(asked, ready):
     for fd, name in (1, "out"), (2, "err"):
         os.dup2(os.open(asked["said"] + "." + name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), fd)
     sys.argv[1:] = asked["words"]
-    for s in signal.SIGINT, signal.SIGTERM: signal.signal(s, entry.leave)
+    for s in signal.SIGINT, signal.SIGTERM: signal.signal(s, entry._leave)
     os.write(ready, b"y")
     try: status = entry.enter()
     except SystemExit as e: status = e.code
@@ -402,12 +403,13 @@ if __name__ == "__main__":                                  # its workers import
     for line in sys.stdin:
         ready, tell = os.pipe()
         if (pid := os.fork()) == 0: child(json.loads(line), tell)
+        os.close(tell)                                       # else whoever waits for a child that is lost waits for ever
         os.read(ready, 1), print(pid, flush=True)
         _, status, used = os.wait4(pid, 0)
         print(os.waitstatus_to_exitcode(status), used.ru_utime + used.ru_stime, flush=True)
 """
 RECORDED = "add7/ffn-h64-silu"
-HELD = ["--context", "16", "--tokens", "64", "--steps", "60", "--k", "2,4", "--unfreeze", "1"]
+HELD = ["--tokens", "64", "--steps", "60", "--k", "2,4", "--unfreeze", "1"]
 LONGER = {                                # commands that work longer than a second, and what each leaves
     "scores": (["scores", *TEXT, "--by", "head", "--out", "rows.csv"], ["rows.csv", "rows.png"]),
     "ablate": (["ablate", *TEXT, "--out", "rows.csv"], ["rows.csv", "rows.png"]),
@@ -419,11 +421,11 @@ LONGER = {                                # commands that work longer than a sec
     "train": (["train", TINY, "--seeds", "1-3", "--until", "full", "--group-size", "1", "--executor", "here"], []),
     "reproduce": (["reproduce", "--seeds", "1,2", "--out", "out"], ["out"]),
     "bench": (["bench", "--task", "hist", "--seconds", ".2", "--force", "--record", "bench.csv"], ["bench.csv"])}
-SHORT, KILLS, BETWEEN = ("train", "reproduce"), 7, 4         # of 400 steps; a command comes to its end after four kills
+SHORT, KILLS, BETWEEN = ("train", "reproduce"), 7, 4         # a shorter add-7; a command comes to its end after four kills
 SENT = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT)
 
 def a_clone(root, short=False):
-    "The package without what it has recorded, in which add-7 may be trained for 400 steps; where `record` may write."
+    "The package without what it has recorded, in which add-7 may be short, but for what claims do at 2,000; `record` may write."
     shutil.copytree(table_files.ROOT / "moe_redistribution", root / "moe_redistribution",
                     ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copytree(table_files.ROOT / "data", root / "data"), (root / "tests").mkdir()
@@ -433,7 +435,7 @@ def a_clone(root, short=False):
     sums = (table_files.ROOT / "SHA256SUMS").read_text().splitlines(keepends=True)
     (root / "SHA256SUMS").write_text("".join(x for x in sums if x[66:].startswith("data/")))
     recipes, long = root / "moe_redistribution/models/condition.py", "steps=10_000, eval_every=200"
-    if short: recipes.write_text(recipes.read_text().replace(long, "steps=400, eval_every=40"))
+    if short: recipes.write_text(recipes.read_text().replace(long, "steps=2_200, eval_every=200"))
     (root / "server.py").write_text(SERVER)
     return root
 

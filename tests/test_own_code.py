@@ -1,197 +1,23 @@
-"""What a user's instrument, question, study or file gives is what was asked for, and comes again from the same key."""
+"""What a user's file reads is part of the key of what it registers, and what it changes of the library is put back."""
 import subprocess
 import sys
-import warnings
 
 import numpy as np
-import pandas as pd
 import pytest
 import torch
 from safetensors.torch import save_file
 
-from moe_redistribution.evidence.questions import Question
-from moe_redistribution.instruments.instrument import _say_if_unknown, checked_rows, instrument, instruments_for
-from moe_redistribution.instruments.rows import rows, tidy
 from moe_redistribution.models.condition import condition
-from moe_redistribution.models.population import forward, init
 from moe_redistribution.models.routers import Router
 from moe_redistribution.tasks import kinds
 from moe_redistribution.tasks.kinds import import_file
-from moe_redistribution.tasks.own_code import HERE, Unchecked, is_users
+from moe_redistribution.tasks.own_code import HERE, is_users
 from moe_redistribution.training import store
 from moe_redistribution.training.groups import Training, train
 from moe_redistribution.training.store import Store
-from moe_redistribution.training.study import Preset, Study, run_study, study_jobs, study_of
-from toys import untrained
+from moe_redistribution.training.study import run_study, study_of
 
-NAME, SEEDS = "add7/ffn-h8-silu", [1, 2, 3]
-def some(name): return untrained(name, SEEDS)
-PARAMS = some(NAME)
-SMALL = "add7/ffn-h8-silu+d16"
-
-# --------------------------------------------------------------------------------------------------------- instruments
-
-def norms(p): return p["W_E"].flatten(1).norm(dim=1)
-def table(values, seeds, c, **how): return rows(values, seeds, **dict(condition=str(c), metric="mine") | how)
-
-def changes(p, c, seeds, **how):
-    p["W_E"].mul_(2)
-    return table(norms(p), seeds, c, **how)
-
-def changes_in_numpy(p, c, seeds, **how):
-    p["W_E"].numpy()[0] = 0
-    return table(norms(p), seeds, c, **how)
-
-def renames(p, c, seeds, **how):
-    p["W_U"] = p["W_E"]
-    return table(norms(p), seeds, c, **how)
-
-def patches(p, c, seeds, **how):
-    Router.logits = lambda self, held, x, c: 0
-    return table(norms(p), seeds, c, **how)
-
-def wider(p, c, seeds, **how):
-    torch.set_default_dtype(torch.float64)
-    return table(norms(p), seeds, c, **how)
-
-WRONG = {                                                   # an instrument → what its refusal says
-    "other seeds": (lambda p, c, s, **how: table(norms(p), [x + 1 for x in s], c, **how), "rows of seed 1, 2, 3"),
-    "a seed left out": (lambda p, c, s, **how: table(norms(p)[1:], s[1:], c, **how), "rows of seed 1, 2, 3"),
-    "two in the middle": (lambda p, c, s, **how: table(norms(p)[[0, 2, 1] if len(s) == 3 else [0, 1]], s, c, **how),
-                          "made twice"),
-    "averaged": (lambda p, c, s, **how: table(norms(p).mean().expand(len(s)), s, c, **how), "made twice"),
-    "centred": (lambda p, c, s, **how: table(norms(p) - norms(p).mean(), s, c, **how), "made twice"),
-    "by chance": (lambda p, c, s, **how: table(torch.rand(len(s)), s, c, **how), "made twice"),
-    "in order of seeds": (lambda p, c, s, **how: table(norms(p), sorted(s), c, **how), "made twice"),
-    "another condition": (lambda p, c, s, **how: table(norms(p), s, "add7/no_ffn", **how), "of condition add7/ffn"),
-    "another stream": (lambda p, c, s, **how: table(norms(p), s, c, **how | dict(stream="authors")), "stream paired"),
-    "no number": (lambda p, c, s, **how: table(norms(p) * torch.nan, s, c, **how), "finite numbers"),
-    "no end": (lambda p, c, s, **how: table(norms(p) * torch.inf, s, c, **how), "finite numbers"),
-    "a metric of the library": (lambda p, c, s, **how: table(norms(p), s, c, **how | dict(metric="digits")),
-                                "my_digits"),
-    "values alone": (lambda p, c, s, **how: norms(p), "expected a frame of rows; got Tensor"),
-    "no rows": (lambda p, c, s, **how: table(norms(p), s, c, **how)[:0], "rows of condition"),
-    "too many values": (lambda p, c, s, **how: table(p["W_E"], s, c, **how), r"expected one a seed, \(3,\)"),
-    "no condition": (lambda p, c, s, **how: rows(norms(p), s, metric="mine", **how), "labels condition"),
-    "an error": (lambda p, c, s, **how: p["W_e"], "KeyError: 'W_e'; fix: see line .* of test_own_code.py"),
-    "weights": (changes, "weights and examples as they were"), "in NumPy": (changes_in_numpy, "weights and examples"),
-    "names of weights": (renames, "weights and examples as they were"),
-    "the library": (patches, "routers.Router.logits replaced; it is put back"), "default": (wider, "default dtype")}
-
-@pytest.mark.parametrize("f, says", WRONG.values(), ids=WRONG)
-def test_an_instrument_that_is_wrong_is_refused_by_name_at_its_first_use(f, says):
-    params = {n: v.clone() for n, v in PARAMS.items()}
-    with pytest.raises(ValueError, match=says) as e:
-        checked_rows(f, "mine")(params, NAME, SEEDS, stream="paired", rule="final")
-    assert str(e.value).count("; fix: ") == 1 and torch.get_default_dtype() == torch.float32
-
-@pytest.mark.parametrize("n", [1, 2])
-@pytest.mark.parametrize("word", ["averaged", "by chance"])
-def test_one_seed_or_two_are_enough_to_see_it(word, n):
-    if (n, word) == (1, "averaged"): pytest.skip("one seed's mean is its own")
-    with pytest.raises(ValueError, match="made twice"):
-        checked_rows(WRONG[word][0])({k: v[:n] for k, v in PARAMS.items()}, NAME, SEEDS[:n], stream="paired")
-
-def test_a_right_instrument_is_carried_out_and_those_of_the_library_are_as_they_are():
-    right = checked_rows(lambda p, c, s, **how: table(norms(p), s, c, **how))
-    for seeds in (SEEDS, SEEDS[:1], SEEDS[::-1]):
-        assert len(right({k: v[:len(seeds)] for k, v in PARAMS.items()}, NAME, seeds, stream="paired")) == len(seeds)
-    assert checked_rows(init) is init
-
-def sure(at=lambda t, j: t.read[j], step=1, batch=1000):
-    "An instrument of how sure a model is: by position, by stratum, and on the whole."
-    def f(p, c, seeds, **how):
-        t = condition(c).get_task()
-        q, kinds = forward(p, t.tokens, c).softmax(-1).amax(-1), t.strata["carry"].to_numpy()
-        out = [table(q[:, :, at(t, j)].mean(1), seeds, c, position=t.positions[j], **how) for j in t.scored]
-        each = [q[:, torch.from_numpy(kinds == v)].mean((1, 2)) for v in np.unique(kinds)[::step]]
-        out += [table(x, seeds, c, stratum=f"carry={v}", **how) for x, v in zip(each, np.unique(kinds))]
-        whole = torch.stack([x.mean((1, 2)) for x in q.split(batch, 1)]).mean(0)
-        return pd.concat([*out, table(whole, seeds, c, **how)], ignore_index=True)
-    return f
-
-ELSEWHERE = {"read at j": (sure(at=lambda t, j: j), "rows of position o0 that go with what stands there"),
-             "names in another order": (sure(step=-1), "rows of stratum carry=0 that go with what stands there"),
-             "means of unequal batches": (sure(batch=300), "the same of 1000 examples in another order")}
-
-@pytest.mark.parametrize("f, says", ELSEWHERE.values(), ids=ELSEWHERE)
-def test_rows_that_are_not_about_what_their_labels_say_get_a_word(f, says):
-    with pytest.warns(UserWarning, match=says):
-        checked_rows(f, "mine")(some(SMALL), SMALL, SEEDS, stream="paired", rule="final")
-
-def test_rows_that_are_about_what_their_labels_say_get_none(recwarn):
-    checked_rows(sure(), "mine")(some(SMALL), SMALL, SEEDS, stream="paired", rule="final")
-    assert not [w for w in recwarn if issubclass(w.category, UserWarning)]
-
-@pytest.mark.parametrize("how, says", [(dict(rules="at_all"), "rules of instrument"), (dict(streams="pared"), "paired"),
-                                       (dict(f="norms"), "a function that gives rows"),
-                                       (dict(f=lambda params, c: None), "a function of .params, c, seeds")])
-def test_a_word_for_a_function_is_refused_when_it_is_declared(how, says):
-    f = how.pop("f", lambda p, c, seeds, **labels: None)
-    with pytest.raises(ValueError, match=says): instrument("mine_for_a_test", **how)(f)
-
-# ----------------------------------------------------------------------------------------------------------- questions
-
-ASKED = Question({"width": ("wide", "plain")}, seeds=range(1, 9), margin=.05, guess=.1)
-VALUES = pd.concat([rows(np.full(8, v) + .001 * np.arange(8), range(1, 9), condition=c, metric="digits")
-                    for c, v in (("wide", .9), ("plain", .5))], ignore_index=True)
-
-@pytest.mark.parametrize("column", ["stream", "rule", "split", "site", "edit", "unit", "position", "stratum", "metric"])
-@pytest.mark.parametrize("which", ["an arm", "a seed"])
-def test_a_question_is_not_answered_by_rows_that_differ_in_more_than_their_arms(column, which):
-    assert ASKED.answers(VALUES)["outcome"].tolist() == ["different"]
-    at = VALUES["condition"] == "wide" if which == "an arm" else VALUES["seed"] == 3
-    with pytest.raises(ValueError, match=f"one {column} on both sides; got .*other of .*wide"):
-        ASKED.answers(VALUES.assign(**{column: VALUES[column].mask(at, "other")}))
-
-def test_a_question_wants_finite_numbers():
-    with pytest.raises(ValueError, match="none of seeds"): ASKED.answers(VALUES.assign(value=np.inf))
-
-# ------------------------------------------------------------------------------------------------------------- studies
-
-def drawn(arm, seeds, *_): return [float(torch.rand(1, generator=torch.Generator().manual_seed(s))) for s in seeds]
-def study(values, stack=2, content=None):
-    def run(arm, seeds, settings, desk): return rows(values(arm, seeds, settings), seeds, condition=arm, metric="m")
-    more = dict(content=content) if content else {}
-    small = Preset("", {"a": (1, 2), "b": (1, 2)}, stack, dict(n=1))
-    return Study("mine", "", {"small": small}, run, lambda *_: 1., **more)
-
-REFUSED = {"by chance, one seed": (lambda arm, seeds, _: np.random.rand(len(seeds)), 1, "made twice"),
-           "swapped": (lambda *x: drawn(*x)[::-1], 2, "made twice"),
-           "an error": (lambda arm, seeds, s: s["N"], 2, "KeyError: 'N'; fix: see line .* of test_own_code.py"),
-           "a default": (lambda arm, seeds, _: torch.set_default_dtype(torch.float64) or [1.], 1, "default dtype")}
-
-@pytest.mark.parametrize("values, stack, says", REFUSED.values(), ids=REFUSED)
-def test_a_study_s_rows_are_made_twice_before_they_are_stored(tmp_path, values, stack, says):
-    mine = study(values, stack)
-    with pytest.raises(ValueError, match=says): run_study(mine, root=tmp_path, executor="here", quiet=True)
-    assert not any(j.is_done(Store(tmp_path)) for j in study_jobs(mine, arms="a"))
-
-def test_rows_that_nobody_could_make_again_say_so_in_their_column_and_in_the_verdict(tmp_path, monkeypatch):
-    monkeypatch.delattr("os.fork")                                                        # as on a system without one
-    with pytest.warns(Unchecked, match="made again"):
-        found = checked_rows(lambda p, c, s, **how: table(norms(p), s, c, **how))(PARAMS, NAME, SEEDS)
-    study = Study("mine_unchecked", "…", {"small": Preset("…", {"a": range(1, 9), "b": range(1, 9)}, stack=8)},
-                  lambda arm, seeds, settings, desk: rows([s + .1 * (arm == "a") for s in seeds], seeds, condition=arm, metric="m"),
-                  lambda *_: 1)
-    jobs = study_jobs(study, "small")
-    run_study(study, "small", root=tmp_path, executor="here", quiet=True)
-    with pytest.warns(Unchecked, match="2 of 2 jobs"): told = tidy([study.rows("small", jobs, tmp_path)])
-    assert (found["unchecked"] != "").all() and (told["unchecked"] != "").all()
-    asked = Question({"a": ("mine_unchecked.small/a", "mine_unchecked.small/b")}, range(1, 9), margin=.05, guess=-9., top=99.)
-    assert asked.answers(told)["outcome"].item() == "different, unchecked"
-
-def test_arms_of_one_content_do_not_take_each_others_rows(tmp_path):
-    mine = study(drawn, content=lambda arm, settings: settings)
-    with pytest.raises(ValueError, match="another for its arm b"):
-        run_study(mine, root=tmp_path, executor="here", quiet=True)
-
-def test_settings_that_a_function_changes_stay_those_of_the_key(tmp_path):
-    mine = study(lambda arm, seeds, s: [s.update(n=s["n"] + 1) or s["n"] + x for x in drawn(arm, seeds)])
-    with pytest.raises(ValueError, match="made twice"): run_study(mine, root=tmp_path, executor="here", quiet=True)
-    assert mine.presets["small"].settings == {"n": 1}
-
-# ---------------------------------------------------------------------------------------------------------------- keys
+NAME = "add7/ffn-h8-silu"
 
 ROUTER = '''
 import os, sys, torch
@@ -334,25 +160,9 @@ def test_examples_that_differ_though_their_file_is_the_same_are_not_made_anew_fo
     with pytest.warns(UserWarning, match="fix: sort what comes from a set and draw by a seed"):
         Store(tmp_path / "s").load("mine/ffn-h8-silu+d16", 1, "paired")
 
-# what the library's own instruments say of sites, positions and strata, where a user's are asked about theirs
-LABELLED = ("ablation", "attribution", "copying", "patterns", "rerouting", "routing", "scores", "heldout")
-
-@pytest.mark.parametrize("name", ["add7/moe-e2k1-h8-silu+d16", "add7/moe_glu-e4k2-h16-silu+d16+hold_tens9+L2"])
-def test_labels_of_the_librarys_instruments_pass(name):
-    params, fitting = untrained(name, [1]), instruments_for(name)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", UserWarning)
-        for n in LABELLED:
-            if n in fitting: _say_if_unknown(n, fitting[n].rows(params, name, [1], stream="paired"), condition(name))
-
 def test_what_torch_itself_replaces_at_first_use_is_no_users_doing():
-    said = ("import torch; from moe_redistribution.tasks.own_code import untouched_library as it\nwith it('x'):\n"
+    said = ("import torch; from moe_redistribution.guard.properties import untouched_library as it\nwith it('x'):\n"
             "    torch.optim.Adam([torch.zeros(2, requires_grad=True)]).step()\n    import torch._dynamo\n")
     assert subprocess.run([sys.executable, "-c", said], capture_output=True, text=True).stderr == ""
 
 def test_the_library_is_where_it_says(): assert HERE.endswith("moe_redistribution/")
-
-def test_a_page_that_defines_an_instrument_of_the_library_again_is_no_user_s_file():
-    from moe_redistribution.instruments.instrument import checked_rows
-    def rows(params, c, seeds, stream="authors", rule="final"): ...
-    assert checked_rows(rows, "mine") is not rows and checked_rows(rows, "ablation") is rows is checked_rows(rows)

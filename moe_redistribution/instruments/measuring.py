@@ -8,18 +8,17 @@ __all__ = ['track', 'rules_for', 'has_weights', 'stack', 'measure', 'measure_run
 
 # %% ../../nbs/4_instruments/21_measuring.ipynb #d1ce80b5
 from collections.abc import Callable, Sequence
-import warnings
-
 import pandas as pd
 import torch
 
 from ..tasks.errors import choose, refuse
+from ..tasks.registry import ask
 from ..tasks.own_code import of_users
 from ..models.condition import condition
 from ..tasks.data import SEEDS
 from .ablation import ablation_curve, ablation_of
 from .grokking import progress
-from .instrument import checked_rows, instruments, instruments_for, misfits
+from .instrument import guarded, instruments, instruments_for, misfits
 from .rows import ROW_COLUMNS, tidy
 from ..training.store import Run, Store
 
@@ -46,8 +45,8 @@ def stack(runs:Sequence[Run], rule:str):
 def measure(runs:Sequence[Run], name:str, rules:Sequence[str], stream:str, rows:Callable=ablation_of,
             **how) -> pd.DataFrame:
     """Rows of some runs of one condition and stream at each rule; `rows` as in `instruments.Instrument`. ValueError as
-    `checked_rows` where they are not what was asked for."""
-    out, rows = [pd.DataFrame(columns=list(ROW_COLUMNS))], checked_rows(rows)
+    `guarded` where they are not what was asked for."""
+    out, rows = [pd.DataFrame(columns=list(ROW_COLUMNS))], guarded(rows)
     for rule in rules:
         if not (have := [r for r in runs if has_weights(r, rule) and not r.failed]): continue
         got = rows(stack(have, rule), name, [r.seed for r in have], stream=stream, rule=rule, **how)
@@ -85,12 +84,8 @@ def instruments_asked(name:str, only:str=None) -> dict:
 def say_if_one(functions:Sequence, found:Sequence):
     "Warns of two metrics of a user's functions with the same rows: in a loop, say, all may read what came last."
     own = [rows for f, rows in zip(functions, found) if of_users(f)]
-    seen, about = {}, [c for c in ROW_COLUMNS if c != "n_examples"]
-    for metric, rows in pd.concat(own)[about].groupby("metric") if own else ():
-        told = repr(rows.drop(columns="metric").sort_values([c for c in about if c != "metric"]).to_numpy().tolist())
-        if seen.setdefault(told, metric) != metric and rows["value"].nunique() > 1:
-            warnings.warn(f"{metric}: expected values of its own; got those of {seen[told]}, bit for bit; fix: bind "
-                          "what a loop changes where it is defined (def f(…, n=n)), or measure one of them")
+    each = {m: f for m, f in pd.concat(own).groupby("metric") if f["value"].nunique() > 1} if own else {}
+    if each: ask("alike", "metrics", each)
 
 # %% ../../nbs/4_instruments/21_measuring.ipynb #0f2b11a2
 def measure_all(

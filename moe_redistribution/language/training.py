@@ -15,7 +15,7 @@ import pandas as pd
 import torch
 from ..tasks.errors import choose, nearest, refuse
 from ..tasks.text import generator_of
-from ..training.company import OutOfTime
+from ..training.jobs import OutOfTime
 from ..training.study import Desk
 from .small import next_token_loss
 

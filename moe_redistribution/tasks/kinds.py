@@ -19,9 +19,9 @@ import ast, hashlib, inspect, os, re, sys, threading, traceback, warnings
 
 from .errors import refuse
 from .registry import (KIND_TABLES, PACKAGE, WHAT_READ, Kind, Origin, all_or_nothing, known_tables,
-                                               read_digest, table_of)
+                                               ask, read_digest, table_of)
 from .registry import origin_of, register  # noqa: F401, users' files have them from here
-from .own_code import count_as_users, file_hash, is_users, reads, untouched_library, variables
+from .own_code import count_as_users, file_hash, is_users, reads, variables
 
 # %% ../../nbs/1_tasks/01b_kinds.ipynb #374718ed
 GROUP = f"{PACKAGE}.kinds"            # of entry points: modules that register what a distribution brings
@@ -126,8 +126,7 @@ def _written_by(filename) -> str:
     "Whose code a frame runs: the library's, a user's (of a file or in a session), or neither."
     path = Path(filename)
     if path.is_relative_to(Path(import_module(PACKAGE).__file__).parent): return "library"
-    session = "ipython-input" in path.name or "ipykernel" in filename
-    return "user" if session or filename in FILES or path in _LOADED or _plugin_with(path) else ""
+    return "user" if is_users(filename) else ""
 
 def users_line(e:BaseException, through:bool=False) -> str:
     """`mine.py, line 12`: the line of a user's own code that an error comes from. Empty where the library raised it;
@@ -166,7 +165,7 @@ def _load(plugin):
     def ours(): return {n for n in [*sys.modules] if n.partition(".")[0] == plugin.home}
     before = ours()
     try:
-        with all_or_nothing(), _aside(), untouched_library(f"code of {plugin.brings}"), reads() as read:
+        with all_or_nothing(), _aside(), ask("untouched", f"code of {plugin.brings}"), reads() as read:
             plugin.entry.load()
             found = _all_read(dict.fromkeys(plugin.files), read)
             WHAT_READ.update({str(p): WHAT_READ.get(str(p), {}) | found for p in plugin.files})
@@ -277,7 +276,7 @@ def _is_as_read(path):
 def _run_file(path, module, spec):
     "Carries out a module's file. ValueError if Python cannot, or a refusal of what it registers."
     try:
-        with all_or_nothing(), _aside(), untouched_library(f"code of {path.name}"), reads() as read:
+        with all_or_nothing(), _aside(), ask("untouched", f"code of {path.name}"), reads() as read:
             _forget(str(path))
             spec.loader.exec_module(module)
             WHAT_READ[str(path)] = _all_read(_hashes(path), read)

@@ -23,11 +23,14 @@ PACKAGE = "moe_redistribution"
 
 HOOKS = {  # what is asked of the rooms that know users' code → (room, function), imported when it is asked
     "look": ("tasks.kinds", "load_plugins"), "clash": ("tasks.kinds", "refuse_clash"),
-    "twice": ("tasks.kinds", "is_a_clash"),
-    "origin": ("tasks.kinds", "origin_of_file"), "made": ("tasks.capabilities", "made_task"),
-    "says": ("tasks.capabilities", "check_task"), "files": ("tasks.kinds", "files_in_use"),
-    "need": ("tasks.kinds", "need_files"), "usual": ("tasks.own_code", "usual_defaults"),
-    "first": ("training.rehearsal", "rehearse"), "trains": ("training.rehearsal", "watched_training")}
+    "twice": ("tasks.kinds", "is_a_clash"), "origin": ("tasks.kinds", "origin_of_file"),
+    "files": ("tasks.kinds", "files_in_use"), "need": ("tasks.kinds", "need_files"),
+    "task says": ("guard.task", "check_task"), "task made": ("guard.task", "made_task"),
+    "first training": ("guard.rehearsal", "rehearse"), "training": ("guard.rehearsal", "watched_training"),
+    "instrument": ("guard.instrument", "checked_rows"), "job": ("guard.job", "rows_of_job"),
+    "rows": ("guard.job", "say_of_rows"), "runs": ("guard.job", "read_twice"),
+    "alike": ("guard.properties", "say_if_alike"), "defaults": ("guard.properties", "usual_defaults"),
+    "untouched": ("guard.properties", "untouched_library")}
 
 def ask(hook:str, *args):
     "What a hook's function gives. KeyError for a hook that there is not."

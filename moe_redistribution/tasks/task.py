@@ -43,7 +43,7 @@ class Doors:
 
     def check(self):
         "ValueError where a task says that its answers are sums or counts, and they are not; as `check_task`."
-        ask("says", self)
+        ask("task says", self)
         if p := self.modulus:
             a, b = torch.arange(p * p) // p, torch.arange(p * p) % p
             pairs = len(self) == p * p and torch.equal(self.tokens[:, :2], torch.stack([a, b], 1))
@@ -71,7 +71,7 @@ class Task(Doors):
     targets: torch.Tensor = field(repr=False)               # (n, read), int64
     strata: pd.DataFrame = field(repr=False)                # n rows; `operation_o1` is about one position
     rules: dict = field(repr=False, default_factory=dict)   # held-out rules: name -> mask of held-out examples
-    source: str = "drawn"             # how a seed gets its training examples: capabilities.SOURCES
+    source: str = "drawn"             # how a seed gets its training examples: guard.task.SOURCES
     n_pos: int = 0                    # rows of the position table that the authors draw, if more than `n_ctx`
     places: tuple = ()                # a name for every input position; p0, p1, … if none are given
 
@@ -201,7 +201,7 @@ def get_task(
     if name not in _made: _made[name] = _make(name)
     return _made[name]
 
-def _make(name): return ask("made", name, _made) if TASKS.origin(name).own else TASKS[name]()
+def _make(name): return ask("task made", name, _made) if TASKS.origin(name).own else TASKS[name]()
 
 @contextmanager
 def stands_in(task:Task):

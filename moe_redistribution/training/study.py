@@ -10,29 +10,29 @@ __all__ = ['STUDIES', 'ANSWERS', 'Preset', 'Study', 'why_fixed', 'study_jobs', '
 # %% ../../nbs/3_training/08_study.ipynb #2d8afe1f
 from concurrent.futures import Executor
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from copy import copy, deepcopy
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import lru_cache, partial
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-import hashlib, json, math, numbers, os, pkgutil, re, sys, time, warnings
+import hashlib, inspect, json, math, numbers, os, pkgutil, re, sys, time, warnings
 
 from filelock import Timeout
+import numpy as np
 import pandas as pd
 import torch
 from ..tasks.errors import choose, refuse
-from ..tasks.registry import PACKAGE, Kind, origin_of, register
+from ..tasks.registry import PACKAGE, Kind, ask, origin_of, register
 from ..tasks.kinds import import_file, need_files
-from ..tasks.own_code import file_hash, handed_over, of_users, read_twice, say_if_alike
+from ..tasks.own_code import file_hash, of_users
 from .sources import code_by_room, code_of, say_if_changed
 from ..tasks.files import Damaged, lock, write_whole
 from .store import (Store, has_begun, machine, seal, set_aside as aside,
                                                unseal)
-from .jobs import Job, Watch, run_all, whole_seeds
+from .jobs import Job, OutOfTime, Watch, run_all, whole_seeds
 from .groups import Training
-from .company import rows_of_job, say_if_unchecked
 
 
 # %% ../../nbs/3_training/08_study.ipynb #e1ec3134
@@ -96,9 +96,7 @@ class Study:
     def rows(self, preset:str, jobs:Sequence, root:str|Path=None) -> pd.DataFrame:
         "The stored rows of some of its jobs; their conditions read `study.preset/…`."
         found = [(j.arm, f) for j in jobs if (f := find_rows(j, Store(root))) is not None]
-        if of_users(self.run):
-            say_if_alike(f"{self.name}.{preset}", found)
-            say_if_unchecked(f"{self.name}.{preset}", [f for _, f in found])
+        if of_users(self.run): ask("rows", f"{self.name}.{preset}", found)
         named = [f.assign(condition=f"{self.name}.{preset}/" + f["condition"]) for _, f in found]
         return pd.concat(named, ignore_index=True) if named else pd.DataFrame()
 
@@ -172,7 +170,7 @@ class _StudyJob(Job):
                 if deadline is not None and time.time() >= deadline: return False
                 start, desk = time.process_time(), Desk(self, store, deadline, tell, save_every, device)
                 began = desk.first_began()
-                found, more = rows_of_job(self, desk)
+                found, more = ask("job", self, desk) if of_users(self.study.run) else (self._made(desk), {})
                 if found is None: return False
                 said = dict(kind="rows", source=self.source[1], code=self.code, key=self.key, study=self.study.name,
                             arm=self.arm, **began, seeds=list(self.seeds), machine=machine(device),
@@ -181,6 +179,11 @@ class _StudyJob(Job):
                 desk.clear()
                 return True
         except Timeout: return False
+
+    def _made(self, desk):
+        "The rows of the library's own function, or None if its time was over."
+        try: return self.study.run(self.arm, list(self.seeds), deepcopy(self.settings), desk)
+        except (OutOfTime, Timeout): return None
 
     def set_aside(self, store:Store):
         moved, path = 0, self.path(store)
@@ -276,6 +279,23 @@ def find_rows(job:_StudyJob, store:Store):
     rows = rows[found[1].get("columns", list(rows))]
     return rows.assign(unchecked=found[1]["unchecked"]) if "unchecked" in found[1] else rows
 
+# %% ../../nbs/3_training/08_study.ipynb #g7handed0
+def _handed_over(work:Callable) -> dict:
+    "Numbers, words and tensors that a function of no arguments of its own works with, by name, as text."
+    f, given = work, {}
+    if isinstance(work, partial): f, given = work.func, dict(enumerate(work.args)) | work.keywords
+    if not (code := getattr(f := inspect.unwrap(f), "__code__", None)): return {}
+    for n, cell in zip(code.co_freevars, f.__closure__ or ()):
+        with suppress(ValueError): given[n] = cell.cell_contents                                # not set yet
+    names = code.co_varnames[:code.co_argcount]
+    given |= dict(zip(names[::-1], (f.__defaults__ or ())[::-1])) | (f.__kwdefaults__ or {})
+    def said(x):
+        if isinstance(x, (torch.Tensor, np.ndarray)):
+            flat = torch.as_tensor(x).detach().flatten()[:1000].cpu()
+            return f"{tuple(x.shape)} {hashlib.sha256(flat.double().numpy().tobytes()).hexdigest()[:12]}"
+        return repr(x) if isinstance(x, (bool, int, float, str, tuple)) and " at 0x" not in repr(x) else ""
+    return {str(n): said(x) for n, x in given.items() if said(x)}
+
 # %% ../../nbs/3_training/08_study.ipynb #be1ef11d
 class Desk:
     """What a job may ask of whoever carries it out; `device`: where its tensors go; `root`: the store's folder;
@@ -309,7 +329,7 @@ class Desk:
         None if its time was over. `share`: how much of the job it is, for the progress that is told. ValueError where
         the second call works with other numbers or tensors than the first."""
         if not re.fullmatch(r"[^/\\]+", name): refuse("part of a job", "a name without / and \\", repr(name), "draw0")
-        path, now = self.path.with_name(f"{self.path.stem}.{name}.part"), handed_over(work)
+        path, now = self.path.with_name(f"{self.path.stem}.{name}.part"), _handed_over(work)
         was = self.parts.setdefault(path, now)
         if odd := [n for n in was.keys() & now.keys() if was[n] != now[n]]:
             refuse(f"part {name} of a job", "the same work under one name",
@@ -464,7 +484,7 @@ class TrainingStudy(Study):
         for name, stream in dict.fromkeys((j.condition, j.stream) for j in jobs):
             seeds = [s for j in jobs if (j.condition, j.stream) == (name, stream) for s in j.seeds]
             runs = [run for s in seeds if (run := store.find(name, s, stream)) is not None]
-            if runs: found.append(read_twice(self.read, name, runs))
+            if runs: found.append(ask("runs", self.read, name, runs) if of_users(self.read) else self.read(name, runs))
         return pd.concat(found, ignore_index=True) if found else pd.DataFrame()
 
 # %% ../../nbs/3_training/08_study.ipynb #c5a0e002

@@ -12,7 +12,7 @@ import math
 from fastcore.basics import patch
 import torch
 from ...tasks.text import KJV_SHA256, Planted, text_of
-from ...training.company import OutOfTime
+from ...training.jobs import OutOfTime
 from ...training.study import Preset, Study
 from ...language.gated import (Gating, Student, attach, gating_of, attention_layers, deployed, distil,
                                                last_keys, new_gates, usual_keys, with_mean_attention)

@@ -14,7 +14,7 @@ from ...tasks.task import get_task, labels
 from ...models.population import forward
 from ...training.groups import pack, unpack
 from ...training.loop import init_members, train_interval, unflatten
-from ...training.company import OutOfTime
+from ...training.jobs import OutOfTime
 from ...instruments.ablation import edits_for
 from ...instruments.rerouting import gradient_norms
 from ...instruments.rows import tidy

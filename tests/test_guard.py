@@ -1,19 +1,31 @@
-"""What a user registers is refused before it trains where its numbers would be wrong: a call, and the word expected."""
+"""What a user brings, held to eight properties: for each kind of thing files that break one, and odd ones that are right."""
 import linecache
 import random
 import warnings
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 
+from moe_redistribution.evidence.questions import Question
+from moe_redistribution.guard.instrument import checked_rows
+from moe_redistribution.guard.properties import Unchecked
+from moe_redistribution.guard.rehearsal import rehearse, _try_out
+from moe_redistribution.instruments.instrument import guarded, instrument
+from moe_redistribution.instruments.rows import rows, tidy
 from moe_redistribution.models.condition import condition
-from moe_redistribution.models.routers import ROUTERS
+from moe_redistribution.models.population import forward, init
+from moe_redistribution.models.routers import ROUTERS, Router
 from moe_redistribution.record.cli import main
 from moe_redistribution.tasks import kinds
 from moe_redistribution.tasks.kinds import import_file
 from moe_redistribution.tasks.own_code import reads
-from moe_redistribution.training.rehearsal import rehearse, _try_out
+from moe_redistribution.training.store import Store
+from moe_redistribution.training.study import Preset, Study, run_study, study_jobs
+from toys import untrained
+
+# ------------------------------------------------------------------------------ tasks, routers, FFNs, events: a rehearsal
 
 HEAD = """import numpy as np, pandas as pd, torch, random, time
 from dataclasses import dataclass, replace
@@ -28,8 +40,7 @@ times, seen, table = 0, [], {"n": 0}
 """
 MIXED, DENSE, EVENT = "add7/moe-e4k1-h16-silu+mine+d16", "add7/mine-h16-silu+d16", "add7/ffn-h16-silu+d16@200:mine"
 
-def router(body, base="Router",
-    more=""): return f'{more}\n@register("router", "mine")\nclass Mine({base}):\n    {body}', MIXED
+def router(body, base="Router", more=""): return f'{more}\n@register("router", "mine")\nclass Mine({base}):\n    {body}', MIXED
 def variant(body, name=DENSE): return f'@register("variant", "mine")\nclass Mine(Variant):\n    {body}', name
 def event(body, name=EVENT): return f'@register("event", "mine")\nclass Mine(Event):\n    {body}', name
 
@@ -57,50 +68,29 @@ WRONG = {
     # members that see one another
     "gates by the mean of all members": (*router("def probs(self, l, held, c): return (l + l.mean(0)).softmax(-1)"),
         ALONE),
-    "a bias of the loads of all": (*router(AFTER + "params['W_router'].add_(look()['router_probs'].std())"), ALONE),
     "the first member decides": (*router(f"{LOGITS} super().logits(held[:1].expand_as(held), x, c)"), ALONE),
     "a norm over members": (*variant(f"{HIDDEN} / product('W_up').norm(dim=0))"),
         "company|by itself|short and the plain"),
-    "hidden units less the batch's mean": (*variant(
-        "def hidden(self, product, act, at):\n        up = product('W_up')\n        "
-        "return at('hidden', act(up - up.mean(1, True)))"),
-        "by itself|short and the plain"),
     "an event that counts members": (*event("def apply(self, c, now, began, moments):\n        seen.append(1)\n        "
                                             "now['W_down'].mul_(len(seen))"), AGAIN),
     # what comes later
     "the next position's route": (*router(f"{OUT}.roll(-1, 2)"), LATER),
-    "the last token's table": (*router("def hold(self, W, tokens, t, keep=slice(None)):\n        return super().hold("
-                                       "W, tokens[..., -1:].expand_as(tokens), t, keep)", "Tokens"), LATER),
-    "probabilities over positions": (*router("def probs(self, l, held, c): return (l - l.amax(2, True)).softmax(-1)"),
-        LATER),
     "an FFN that mixes positions": (*variant(
         "def hidden(self, product, act, at):\n        h = act(product('W_up'))\n        "
         "return at('hidden', h + h.mean(2, True) if h.dim() == 5 else h)"), "short and the plain|causal"),
     # chance, and what is kept
     "torch's numbers in logits": (*router(f"{OUT} + torch.randn(4)"), AGAIN),
-    "numpy's numbers in begin": (*router(BEGIN + "p['W_router'] * float(np.random.rand())"), AGAIN),
-    "Python's numbers in after": (*router(AFTER + "params['W_router'].mul_(random.random())"), AGAIN),
-    "a generator of the file": (*router(BEGIN + "p['W_router'] * float(own.random())"), AGAIN),
     "chance in an event": (*event(APPLY + "now['W_down'].add_(torch.randn_like(now['W_down']))"), AGAIN),
-    "chance in an FFN": (*variant(f"{HIDDEN} * (torch.rand(()) + 1))"), AGAIN),
-    "the time of day": (*router(BEGIN + "p['W_router'] * (time.perf_counter_ns() % 997)"), AGAIN),
     "a mean that it remembers": (*router("def logits(self, held, x, c):\n        seen.append(x.mean().item())\n        "
                                          "return super().logits(held, x, c) * sum(seen)"), AGAIN),
     # in place
     "an event that puts a new name": (*event(APPLY + "now.update(W_dwon=now['W_down'] / 2)"), PLACE),
-    "an event with other data": (*event(APPLY + "setattr(now['W_down'], 'data', now['W_down'] / 2)"), PLACE),
-    "an event in a variable of its own": (*event(APPLY + "now = {n: x / 2 for n, x in now.items()}"), NOTHING),
-    "an event that does nothing": (*event("pass"), NOTHING),
-    "other moments": (*event(APPLY + "moments[0].update(W_down=0 * moments[0]['W_down'])"), PLACE),
     "an after that puts another": (*router(AFTER + "params.update(W_router=params['W_router'] * .9)"), PLACE),
-    "an after in a variable of its own": (*router(AFTER + "params['W_router'] * .9"), NOTHING),
     # what a name says
     "two experts for all": (*router("def gates(self, probs, held, c): return probs * torch.zeros_like(probs).scatter("
                                     "-1, probs.topk(2).indices, 1)"), "got 2 for each one; nearest valid: -e4k2"),
-    "no gates": (*router("def gates(self, probs, held, c): return probs * 0"), "0 for all"),
+    "no gates": (*router("def gates(self, probs, held, c): return probs * 0"), "got 0 for each"),
     "probabilities that sum to 4": (*router("def probs(self, l, held, c): return l.softmax(-1) * 4"), "sums up to 4"),
-    "probabilities below 0": (*router("def probs(self, l, held, c): return l"), "which sum to 1"),
-    "ones for all seeds": (*router(BEGIN + "torch.ones_like(p['W_router'])"), "from seed to seed"),
     "one draw for all seeds": (*router(
         BEGIN + "torch.randn(p['W_router'].shape, generator=torch.Generator().manual_seed(0))"),
                                "say shared = True"),
@@ -124,24 +114,15 @@ WRONG = {
         "def hidden(self, product, act, at):\n        h = act(product('W_up'))\n        at('hidden', h)\n        return h"),
         "a site whose edits come through"),
     # held-out examples
-    "a mask that is too short": (*task("rules={'odd': n[:9] > 1}", "+hold_odd"), "a mask of 1000 truth values"),
-    "a rule of a split": (*task("source='split'", "+hold_tens9", "RECIPES['add7'] | dict(batch=0)"),
-        "whose seeds hold out"),
     "copies among the held": (*task(f"{COPIES}, rules={{'odd': n % 2 == 1}}"), "got 500 that are, too"),
     "two answers": (*task("tokens=torch.cat([t.tokens[i // 2 * 2, :4], t.tokens[:, 4:]], 1), source='split', rules={}",
                           recipe="RECIPES['add7'] | dict(batch=0)"),
         "one answer to each"),
-    # doors; what each of them says is on the page of a task's capabilities
-    "strata with gaps": (*task("strata=t.strata.assign(carry=np.where(n < 9, np.nan, n))"), "stratum carry .*got 9 without"),
-    "a guess that would be stretched": (*task("guesses={'first': t.targets[:, :1]}"), r"\(1000, 5\).* got \(1000, 1\)"),
+    # what a task says of itself; the rest is on the guard's page of tasks
+    "strata with gaps": (*task("strata=t.strata.assign(carry=np.where(n < 9, np.nan, n))"), "by of mine: expected columns without gaps"),
     "read backwards": (*task("read=(7, 6, 5, 4, 3)"), "in order"),
-    "circles past what is read": (*task("cycles={'o0': (9, n)}"), "cycles of mine"),
     "a task that raises": (*task("tokens=t.tokns"), r"AttributeError: .*; fix: mend mine.py, line 1[0-9]"),
     "a batch below 0": (*task("rules={}", recipe="RECIPES['add7'] | dict(batch=-1)"), "batch of the recipe of mine"),
-    "never measured": (*task("rules={}", recipe="RECIPES['add7'] | dict(eval_every=0)"), "eval_every of the recipe"),
-    "no schedule": (*task("rules={}", recipe="RECIPES['add7'] | dict(steps=-200)"), "steps of the recipe of mine"),
-    "a rate of nan": (*task("rules={}", recipe="RECIPES['add7'] | dict(lr=float('nan'))"), "lr of the recipe of mine"),
-    "half a head": (*task("rules={}", recipe="RECIPES['add7'] | dict(d_head=8.5)"), "d_head of the recipe of mine"),
     # what raises
     "a router that raises": (*router("def logits(self, held, x, c): return x['W']"), "fix: mend mine.py, line 1[0-9]")}
 RIGHT = {
@@ -179,6 +160,13 @@ RIGHT = {
         "no doors": task("by=(), guesses={}, cycles={}, groups=()")}
 TEXT = RIGHT["a number in a field"][0]
 RIGHT["a number in a field"] = TEXT.replace("class Mine", "@dataclass(frozen=True)\nclass Mine"), SCALED
+
+WORD = {                                               # what is let pass with a word: there may be a reason
+    "an event in a variable of its own": (*event(APPLY + "now = {n: x / 2 for n, x in now.items()}"), NOTHING),
+    "an event with other data": (*event(APPLY + "setattr(now['W_down'], 'data', now['W_down'] / 2)"), NOTHING),
+    "one noise for all seeds": (*event(APPLY + "now['W_down'].add_(torch.ones_like(now['W_down']))"), "the same numbers added"),
+    "gates left where they were sorted": (*router(
+        "def gates(self, probs, held, c): return probs * torch.eye(4)[0] + probs * 0"), "gates that change places|probable")}
 
 @pytest.fixture
 def mine(own_file): return own_file
@@ -277,3 +265,163 @@ def test_a_rule_that_chance_made_holds_out_other_examples_in_another_process_and
 def test_a_gap_in_a_column_that_nothing_is_split_by_is_the_same_gap_the_second_time(mine):
     "A gap is not equal to itself: a right task was refused as one that chance makes."
     asked(mine, *task("strata=t.strata.assign(note=np.where(n < 9, np.nan, n))"))
+
+# --------------------------------------------------------------------------------------------------------- instruments, questions, studies
+
+NAME, SEEDS = "add7/ffn-h8-silu", [1, 2, 3]
+def some(name): return untrained(name, SEEDS)
+PARAMS = some(NAME)
+SMALL = "add7/ffn-h8-silu+d16"
+
+# --------------------------------------------------------------------------------------------------------- instruments
+
+def norms(p): return p["W_E"].flatten(1).norm(dim=1)
+def table(values, seeds, c, **how): return rows(values, seeds, **dict(condition=str(c), metric="mine") | how)
+
+def changes(p, c, seeds, **how):
+    p["W_E"].mul_(2)
+    return table(norms(p), seeds, c, **how)
+
+def changes_in_numpy(p, c, seeds, **how):
+    p["W_E"].numpy()[0] = 0
+    return table(norms(p), seeds, c, **how)
+
+def renames(p, c, seeds, **how):
+    p["W_U"] = p["W_E"]
+    return table(norms(p), seeds, c, **how)
+
+def patches(p, c, seeds, **how):
+    Router.logits = lambda self, held, x, c: 0
+    return table(norms(p), seeds, c, **how)
+
+def wider(p, c, seeds, **how):
+    torch.set_default_dtype(torch.float64)
+    return table(norms(p), seeds, c, **how)
+
+BAD = {                                                   # an instrument → what its refusal says
+    "other seeds": (lambda p, c, s, **how: table(norms(p), [x + 1 for x in s], c, **how), "rows of seed 1, 2, 3"),
+    "two in the middle": (lambda p, c, s, **how: table(norms(p)[[0, 2, 1] if len(s) == 3 else [0, 1]], s, c, **how),
+                          "made twice"),
+    "averaged": (lambda p, c, s, **how: table(norms(p).mean().expand(len(s)), s, c, **how), "made twice"),
+    "by chance": (lambda p, c, s, **how: table(torch.rand(len(s)), s, c, **how), "made twice"),
+    "another condition": (lambda p, c, s, **how: table(norms(p), s, "add7/no_ffn", **how), "of condition add7/ffn"),
+    "values alone": (lambda p, c, s, **how: norms(p), "expected a frame of rows; got Tensor"),
+    "no rows": (lambda p, c, s, **how: table(norms(p), s, c, **how)[:0], "expected a frame of rows; got none"),
+    "an error": (lambda p, c, s, **how: p["W_e"], "KeyError: 'W_e'; fix: mend test_guard.py, line"),
+    "weights": (changes, "weights and examples as they were"), "in NumPy": (changes_in_numpy, "weights and examples"),
+    "names of weights": (renames, "weights and examples as they were"),
+    "the library": (patches, "routers.Router.logits replaced; it is put back"), "default": (wider, "default dtype")}
+
+@pytest.mark.parametrize("f, says", BAD.values(), ids=BAD)
+def test_an_instrument_that_is_wrong_is_refused_by_name_at_its_first_use(f, says):
+    params = {n: v.clone() for n, v in PARAMS.items()}
+    with pytest.raises(ValueError, match=says) as e:
+        checked_rows(f, "mine")(params, NAME, SEEDS, stream="paired", rule="final")
+    assert str(e.value).count("; fix: ") == 1 and torch.get_default_dtype() == torch.float32
+
+@pytest.mark.parametrize("n", [1, 2])
+@pytest.mark.parametrize("word", ["averaged", "by chance"])
+def test_one_seed_or_two_are_enough_to_see_it(word, n):
+    if (n, word) == (1, "averaged"): pytest.skip("one seed's mean is its own")
+    with pytest.raises(ValueError, match="made twice"):
+        checked_rows(BAD[word][0])({k: v[:n] for k, v in PARAMS.items()}, NAME, SEEDS[:n], stream="paired")
+
+def test_a_right_instrument_is_carried_out_and_those_of_the_library_are_as_they_are():
+    right = checked_rows(lambda p, c, s, **how: table(norms(p), s, c, **how))
+    for seeds in (SEEDS, SEEDS[:1], SEEDS[::-1]):
+        assert len(right({k: v[:len(seeds)] for k, v in PARAMS.items()}, NAME, seeds, stream="paired")) == len(seeds)
+    assert guarded(init) is init
+
+def sure(at=lambda t, j: t.read[j], step=1, batch=1000):
+    "An instrument of how sure a model is: by position, by stratum, and on the whole."
+    def f(p, c, seeds, **how):
+        t = condition(c).get_task()
+        q, kinds = forward(p, t.tokens, c).softmax(-1).amax(-1), t.strata["carry"].to_numpy()
+        out = [table(q[:, :, at(t, j)].mean(1), seeds, c, position=t.positions[j], **how) for j in t.scored]
+        each = [q[:, torch.from_numpy(kinds == v)].mean((1, 2)) for v in np.unique(kinds)[::step]]
+        out += [table(x, seeds, c, stratum=f"carry={v}", **how) for x, v in zip(each, np.unique(kinds))]
+        whole = torch.stack([x.mean((1, 2)) for x in q.split(batch, 1)]).mean(0)
+        return pd.concat([*out, table(whole, seeds, c, **how)], ignore_index=True)
+    return f
+
+ELSEWHERE = {"read at j": (sure(at=lambda t, j: j), "rows of position o0 that go with what stands there"),
+             "names in another order": (sure(step=-1), "rows of stratum carry=0 that go with what stands there"),
+             "means of unequal batches": (sure(batch=300), "the same of 1000 examples in another order")}
+
+@pytest.mark.parametrize("f, says", ELSEWHERE.values(), ids=ELSEWHERE)
+def test_rows_that_are_not_about_what_their_labels_say_get_a_word(f, says):
+    with pytest.warns(UserWarning, match=says):
+        checked_rows(f, "mine")(some(SMALL), SMALL, SEEDS, stream="paired", rule="final")
+
+def test_rows_that_are_about_what_their_labels_say_get_none(recwarn):
+    checked_rows(sure(), "mine")(some(SMALL), SMALL, SEEDS, stream="paired", rule="final")
+    assert not [w for w in recwarn if issubclass(w.category, UserWarning)]
+
+@pytest.mark.parametrize("how, says", [(dict(rules="at_all"), "rules of instrument"), (dict(streams="pared"), "paired"),
+                                       (dict(f="norms"), "a function that gives rows"),
+                                       (dict(f=lambda params, c: None), "a function of .params, c, seeds")])
+def test_a_word_for_a_function_is_refused_when_it_is_declared(how, says):
+    f = how.pop("f", lambda p, c, seeds, **labels: None)
+    with pytest.raises(ValueError, match=says): instrument("mine_for_a_test", **how)(f)
+
+# ----------------------------------------------------------------------------------------------------------- questions
+
+ASKED = Question({"width": ("wide", "plain")}, seeds=range(1, 9), margin=.05, guess=.1)
+VALUES = pd.concat([rows(np.full(8, v) + .001 * np.arange(8), range(1, 9), condition=c, metric="digits")
+                    for c, v in (("wide", .9), ("plain", .5))], ignore_index=True)
+
+@pytest.mark.parametrize("column", ["stream", "rule", "split", "site", "edit", "unit", "position", "stratum", "metric"])
+@pytest.mark.parametrize("which", ["an arm", "a seed"])
+def test_a_question_is_not_answered_by_rows_that_differ_in_more_than_their_arms(column, which):
+    assert ASKED.answers(VALUES)["outcome"].tolist() == ["different"]
+    at = VALUES["condition"] == "wide" if which == "an arm" else VALUES["seed"] == 3
+    with pytest.raises(ValueError, match=f"one {column} on both sides; got .*other of .*wide"):
+        ASKED.answers(VALUES.assign(**{column: VALUES[column].mask(at, "other")}))
+
+def test_a_question_wants_finite_numbers():
+    with pytest.raises(ValueError, match="none of seeds"): ASKED.answers(VALUES.assign(value=np.inf))
+
+# ------------------------------------------------------------------------------------------------------------- studies
+
+def drawn(arm, seeds, *_): return [float(torch.rand(1, generator=torch.Generator().manual_seed(s))) for s in seeds]
+def study(values, stack=2, content=None):
+    def run(arm, seeds, settings, desk): return rows(values(arm, seeds, settings), seeds, condition=arm, metric="m")
+    more = dict(content=content) if content else {}
+    small = Preset("", {"a": (1, 2), "b": (1, 2)}, stack, dict(n=1))
+    return Study("mine", "", {"small": small}, run, lambda *_: 1., **more)
+
+REFUSED = {"by chance, one seed": (lambda arm, seeds, _: np.random.rand(len(seeds)), 1, "made twice"),
+           "swapped": (lambda *x: drawn(*x)[::-1], 2, "made twice"),
+           "an error": (lambda arm, seeds, s: s["N"], 2, "KeyError: 'N'; fix: mend test_guard.py, line"),
+           "a default": (lambda arm, seeds, _: torch.set_default_dtype(torch.float64) or [1.], 1, "default dtype")}
+
+@pytest.mark.parametrize("values, stack, says", REFUSED.values(), ids=REFUSED)
+def test_a_study_s_rows_are_made_twice_before_they_are_stored(tmp_path, values, stack, says):
+    mine = study(values, stack)
+    with pytest.raises(ValueError, match=says): run_study(mine, root=tmp_path, executor="here", quiet=True)
+    assert not any(j.is_done(Store(tmp_path)) for j in study_jobs(mine, arms="a"))
+
+def test_rows_that_nobody_could_make_again_say_so_in_their_column_and_in_the_verdict(tmp_path, monkeypatch):
+    monkeypatch.delattr("os.fork")                                                        # as on a system without one
+    with pytest.warns(Unchecked, match="made again"):
+        found = checked_rows(lambda p, c, s, **how: table(norms(p), s, c, **how))(PARAMS, NAME, SEEDS)
+    study = Study("mine_unchecked", "…", {"small": Preset("…", {"a": range(1, 9), "b": range(1, 9)}, stack=8)},
+                  lambda arm, seeds, settings, desk: rows([s + .1 * (arm == "a") for s in seeds], seeds, condition=arm, metric="m"),
+                  lambda *_: 1)
+    jobs = study_jobs(study, "small")
+    run_study(study, "small", root=tmp_path, executor="here", quiet=True)
+    with pytest.warns(Unchecked, match="2 of 2 jobs"): told = tidy([study.rows("small", jobs, tmp_path)])
+    assert (found["unchecked"] != "").all() and (told["unchecked"] != "").all()
+    asked = Question({"a": ("mine_unchecked.small/a", "mine_unchecked.small/b")}, range(1, 9), margin=.05, guess=-9., top=99.)
+    assert asked.answers(told)["outcome"].item() == "different, unchecked"
+
+def test_arms_of_one_content_do_not_take_each_others_rows(tmp_path):
+    mine = study(drawn, content=lambda arm, settings: settings)
+    with pytest.raises(ValueError, match="another for its arm b"):
+        run_study(mine, root=tmp_path, executor="here", quiet=True)
+
+def test_settings_that_a_function_changes_stay_those_of_the_key(tmp_path):
+    mine = study(lambda arm, seeds, s: [s.update(n=s["n"] + 1) or s["n"] + x for x in drawn(arm, seeds)])
+    with pytest.raises(ValueError, match="made twice"): run_study(mine, root=tmp_path, executor="here", quiet=True)
+    assert mine.presets["small"].settings == {"n": 1}
+
