@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from moe_redistribution.evidence.questions import Question
-from moe_redistribution.guard.instrument import checked_rows
+from moe_redistribution.guard.users_instruments import checked_rows
 from moe_redistribution.guard.properties import Unchecked
 from moe_redistribution.guard.rehearsal import rehearse, _try_out
 from moe_redistribution.instruments.instrument import guarded, instrument

@@ -89,7 +89,7 @@ class _Instrument:
 def guarded(f:Callable, name:str="") -> Callable:
     "A user's instrument with all that is checked of it; one of the library, and a page's of ours by its name, as it is."
     ours = not of_users(f) or DECLARED.held().get(name) and not DECLARED.origin(name).own
-    return f if ours else ask("instrument", f, name)
+    return f if ours else ask("checked_rows", f, name)
 
 def _instrument(name, rows, needs=(), rules=_at_ends, streams=("authors",), live=False):
     "An instrument as it is kept: a function to rows with what it needs, in words of `NEEDS`."

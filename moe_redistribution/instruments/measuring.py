@@ -85,7 +85,7 @@ def say_if_one(functions:Sequence, found:Sequence):
     "Warns of two metrics of a user's functions with the same rows: in a loop, say, all may read what came last."
     own = [rows for f, rows in zip(functions, found) if of_users(f)]
     each = {m: f for m, f in pd.concat(own).groupby("metric") if f["value"].nunique() > 1} if own else {}
-    if each: ask("alike", "metrics", each)
+    if each: ask("say_if_alike", "metrics", each)
 
 # %% ../../nbs/4_instruments/21_measuring.ipynb #0f2b11a2
 def measure_all(

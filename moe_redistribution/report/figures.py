@@ -6,7 +6,7 @@
 __all__ = ['SHORT', 'WRITTEN', 'NARROW', 'WIDE', 'PLAIN', 'RATES', 'NULLS', 'USUAL', 'COLUMNS1', 'colour', 'set_labels', 'label',
            'is_arm', 'pick', 'dots', 'draw_printed', 'null_levels', 'null_lines', 'name_ticks', 'tidy_axes',
            'two_ablations', 'trajectories', 'printed_at', 'by_panel', 'at_rate', 'without_ffn', 'rate_lines',
-           'table_text', 'verdicts']
+           'table_text', 'verdicts', 'draw_examples']
 
 # %% ../../nbs/5b_report/05_figures.ipynb #8e07ac9b
 from collections.abc import Iterable, Sequence
@@ -426,3 +426,23 @@ def verdicts(compared:pd.DataFrame, columns:Sequence=("variant", "condition", "m
         return words.get(n, {}).get(getattr(r, n), str(getattr(r, n)).replace("_", " "))
     names = [" · ".join(x for n in columns if (x := word(r, n)) not in ("", "nan")) for r in compared.itertuples()]
     return compared_table(compared, caption, names)
+
+# %% ../../nbs/5b_report/05_figures.ipynb #0draw001
+def draw_examples(task:object, numbers:Sequence[int], ax=None):
+    "A picture of a few add-7 examples: prompt, answer, and the operation asked for at each answer digit."
+    import matplotlib.pyplot as plt
+    ax = ax or plt.subplots(figsize=(6, 0.45 * len(numbers) + 0.9), layout="constrained")[1]
+    colours = {"+7": "#d98c3f", "+1": "#b8434e", "+0": "#dfe6ea"}
+    for row, n in enumerate(numbers):
+        for col, tok in enumerate([*task.tokens[n].tolist(), int(task.targets[n, -1])]):
+            op = task.strata[f"operation_o{col - 4}"][n] if 4 <= col < 8 else None
+            ax.add_patch(plt.Rectangle((col - .5, row - .5), 1, 1, fc=colours.get(op, "white"), ec="#8a979e", lw=.6))
+            ax.text(col, row, task.vocab[tok], ha="center", va="center", fontsize=9 if tok < 10 else 7)
+        ax.text(8.8, row, f"{n} + 7 = {n + 7}   (L = {task.strata['carry'][n]})", va="center", fontsize=9)
+    ax.axvline(3.5, color="black", lw=1.5)
+    ax.set(xlim=(-.6, 12.6), ylim=(len(numbers) - .4, -.6), yticks=[], xticks=range(9))
+    ax.set_xticklabels(["d0", "d1", "d2", "", "o0", "o1", "o2", "o3", ""], fontsize=8)
+    ax.spines[:].set_visible(False); ax.tick_params(length=0)
+    handles = [plt.Rectangle((0, 0), 1, 1, fc=c, ec="#8a979e", lw=.6) for c in colours.values()]
+    ax.legend(handles, colours, ncols=3, frameon=False, fontsize=8, loc="upper left", bbox_to_anchor=(0, -.12))
+    return ax

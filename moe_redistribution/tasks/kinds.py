@@ -165,7 +165,7 @@ def _load(plugin):
     def ours(): return {n for n in [*sys.modules] if n.partition(".")[0] == plugin.home}
     before = ours()
     try:
-        with all_or_nothing(), _aside(), ask("untouched", f"code of {plugin.brings}"), reads() as read:
+        with all_or_nothing(), _aside(), ask("untouched_library", f"code of {plugin.brings}"), reads() as read:
             plugin.entry.load()
             found = _all_read(dict.fromkeys(plugin.files), read)
             WHAT_READ.update({str(p): WHAT_READ.get(str(p), {}) | found for p in plugin.files})
@@ -276,7 +276,7 @@ def _is_as_read(path):
 def _run_file(path, module, spec):
     "Carries out a module's file. ValueError if Python cannot, or a refusal of what it registers."
     try:
-        with all_or_nothing(), _aside(), ask("untouched", f"code of {path.name}"), reads() as read:
+        with all_or_nothing(), _aside(), ask("untouched_library", f"code of {path.name}"), reads() as read:
             _forget(str(path))
             spec.loader.exec_module(module)
             WHAT_READ[str(path)] = _all_read(_hashes(path), read)

@@ -21,21 +21,15 @@ from .errors import choose, refuse
 # %% ../../nbs/1_tasks/01_registry.ipynb #4e615706
 PACKAGE = "moe_redistribution"
 
-HOOKS = {  # what is asked of the rooms that know users' code → (room, function), imported when it is asked
-    "look": ("tasks.kinds", "load_plugins"), "clash": ("tasks.kinds", "refuse_clash"),
-    "twice": ("tasks.kinds", "is_a_clash"), "origin": ("tasks.kinds", "origin_of_file"),
-    "files": ("tasks.kinds", "files_in_use"), "need": ("tasks.kinds", "need_files"),
-    "task says": ("guard.task", "check_task"), "task made": ("guard.task", "made_task"),
-    "first training": ("guard.rehearsal", "rehearse"), "training": ("guard.rehearsal", "watched_training"),
-    "instrument": ("guard.instrument", "checked_rows"), "job": ("guard.job", "rows_of_job"),
-    "rows": ("guard.job", "say_of_rows"), "runs": ("guard.job", "read_twice"),
-    "alike": ("guard.properties", "say_if_alike"), "defaults": ("guard.properties", "usual_defaults"),
-    "untouched": ("guard.properties", "untouched_library")}
+HOOKS = {name: room for room, names in {      # function → the room that is imported when it is asked: what knows users' code
+    "tasks.kinds": "load_plugins refuse_clash is_a_clash origin_of_file files_in_use need_files",
+    "guard.properties": "untouched_library usual_defaults say_if_alike", "guard.users_tasks": "check_task made_task",
+    "guard.rehearsal": "rehearse watched_training", "guard.users_instruments": "checked_rows",
+    "guard.users_jobs": "rows_of_job say_of_rows read_twice"}.items() for name in names.split()}
 
 def ask(hook:str, *args):
     "What a hook's function gives. KeyError for a hook that there is not."
-    room, name = HOOKS[hook]
-    return getattr(import_module(f"{PACKAGE}.{room}"), name)(*args)
+    return getattr(import_module(f"{PACKAGE}.{HOOKS[hook]}"), hook)(*args)
 
 # %% ../../nbs/1_tasks/01_registry.ipynb #4e615710
 WHAT_READ = {}                  # a user's file → what it read while it was imported: path → hash, $NAME → value
@@ -63,7 +57,7 @@ def origin_of(names:dict) -> Origin:
     module = names.get("__name__", "")
     said = getattr(names.get("__spec__"), "name", "")               # `python -m` calls a room of the library `__main__`
     if said.partition(".")[0] == PACKAGE: module = said
-    return Origin(module) if module.partition(".")[0] == PACKAGE else ask("origin", module, names)
+    return Origin(module) if module.partition(".")[0] == PACKAGE else ask("origin_of_file", module, names)
 
 # %% ../../nbs/1_tasks/01_registry.ipynb #4e615715
 CACHES = []                     # what depends on registered things
@@ -103,18 +97,18 @@ class Kind(dict):
         for f in CACHES: f.cache_clear()
     def _waited_for(self, name):
         "Does it have a name once what is installed is loaded? ValueError for one that several plug-ins bring."
-        ask("look")
-        if name in self.clashes: ask("clash", self, name)
+        ask("load_plugins")
+        if name in self.clashes: ask("refuse_clash", self, name)
         return super().__contains__(name)
     def __contains__(self, name): return super().__contains__(name) or self._waited_for(name)
     def __missing__(self, name):
         if not self._waited_for(name): raise KeyError(name)
         return self[name]
     def get(self, name, other=None): return self[name] if name in self else other
-    def __iter__(self): return ask("look") or super().__iter__()
-    def keys(self): return ask("look") or super().keys()
-    def values(self): return ask("look") or super().values()
-    def items(self): return ask("look") or super().items()
+    def __iter__(self): return ask("load_plugins") or super().__iter__()
+    def keys(self): return ask("load_plugins") or super().keys()
+    def values(self): return ask("load_plugins") or super().values()
+    def items(self): return ask("load_plugins") or super().items()
 
 # %% ../../nbs/1_tasks/01_registry.ipynb #4e615717
 def _called(x): return getattr(x, "__qualname__", type(x).__qualname__)
@@ -130,7 +124,7 @@ def _add(table, name, thing, origin, how):
     if not re.fullmatch(table.word[0], str(name)):
         near = re.sub(r"\W+", "_", str(name)).strip("_0123456789").lower() or "mine"
         refuse(what, table.word[1], repr(name), near, "call it so")
-    if origin.brings and ask("twice", table, name, origin): return
+    if origin.brings and ask("is_a_clash", table, name, origin): return
     known = table.every() if origin.own else table.held()           # a user's also beside what is found on request
     if name in known and not (name in table.origins and _again(table.origins[name], origin, thing)):
         refuse(what, "a new one", f"{name!r}, which is taken", f"my_{name}", f"none of {sorted(known)}")
@@ -182,7 +176,7 @@ def register(
     whatever the thing lacks. Nothing is registered then."""
     origin = origin or origin_of(sys._getframe(1).f_globals)
     if thing is None: return lambda thing: register(kind, name, thing, origin, **how)
-    if origin.own: ask("look")                                       # before what could be taken back
+    if origin.own: ask("load_plugins")                                       # before what could be taken back
     table = table_of(kind)
     with all_or_nothing():
         _add(table, name, thing, origin, {k: v for k, v in how.items() if k not in table.along})

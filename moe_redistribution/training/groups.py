@@ -233,7 +233,7 @@ def check_work(c:str|Condition, seeds:Sequence[int], stream:str, until:str) -> C
     "Refuses impossible work in one message: expected, got, nearest valid, one fix."
     whole_seeds(seeds), choose("stream", stream, STREAMS), choose("until", until, UNTIL)
     c.get_task()                                       # a recipe alone is not enough to train
-    if c.own: ask("first training", c)                          # something of a user's
+    if c.own: ask("rehearse", c)                          # something of a user's
     return c
 
 def _check_steps(c:Condition, steps:int) -> int:
@@ -286,7 +286,7 @@ class Training(Job):
 
     def run(self, store:Store, deadline:float=None, tell:Callable=None, save_every:float=5.0, device:str="cpu"):
         users = condition(self.condition).own or self.measures
-        with ask("training", self.condition) if users else nullcontext():
+        with ask("watched_training", self.condition) if users else nullcontext():
             done = _train_group(self.condition, list(self.seeds), self.stream, self.until, store.root, self.measures,
                                self.steps, device, deadline, tell, save_every)
         return len(done) == len(self.seeds)

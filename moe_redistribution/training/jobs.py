@@ -28,7 +28,7 @@ class Job:
     bytes_each = 1_000_000      # what a seed may need on the disk
     needs = ()                  # jobs that have to be done before this one can be
     optional = False            # as something that is needed: only worth doing where several jobs need it
-    files = property(lambda self: ask("files"))   # file → hash, of a user's files that whoever carries it out needs
+    files = property(lambda self: ask("files_in_use"))   # file → hash, of a user's files that whoever carries it out needs
     @property
     def key(self) -> str:
         "A hash of all that its result depends on, of what it needs, too: no other job has it."
@@ -148,7 +148,7 @@ def whole_seeds(seeds:Sequence[int]) -> list:
 
 def check_means(device:str, budget:float):
     "Refuses a device that torch has no name for, a budget that is no number of seconds, and defaults set for torch."
-    ask("defaults")
+    ask("usual_defaults")
     choose("device", str(device).partition(":")[0], ("cpu", "cuda"))
     if budget is not None and not (isinstance(budget, numbers.Real) and budget > 0):
         refuse("budget", "seconds above 0", repr(budget), fix="leave it out to train to the end")
@@ -159,7 +159,7 @@ def run_job(job:Job, root:str|Path=None, deadline:float=None, tell:Callable=None
     """Carries out a job, and first what it needs, unless that is done; True if it is by now. Safe to repeat, and for
     two at once. The `device` is no part of a job: a result from a GPU answers for it, too."""
     store = Store(root)
-    ask("defaults")
+    ask("usual_defaults")
     if job.is_done(store): return True
     for group in (g for n in job.needs for g in n.groups() if not g.optional):
         if not run_job(group, root, deadline, None, save_every, device): return False
@@ -167,7 +167,7 @@ def run_job(job:Job, root:str|Path=None, deadline:float=None, tell:Callable=None
 
 def _carry_with(files:dict, job:Job, *how) -> bool:
     "`run_job` in a process that may not know a user's files yet."
-    ask("need", files)
+    ask("need_files", files)
     return run_job(job, *how)
 
 # %% ../../nbs/3_training/05b_jobs.ipynb #93e403c7

@@ -96,7 +96,7 @@ class Study:
     def rows(self, preset:str, jobs:Sequence, root:str|Path=None) -> pd.DataFrame:
         "The stored rows of some of its jobs; their conditions read `study.preset/…`."
         found = [(j.arm, f) for j in jobs if (f := find_rows(j, Store(root))) is not None]
-        if of_users(self.run): ask("rows", f"{self.name}.{preset}", found)
+        if of_users(self.run): ask("say_of_rows", f"{self.name}.{preset}", found)
         named = [f.assign(condition=f"{self.name}.{preset}/" + f["condition"]) for _, f in found]
         return pd.concat(named, ignore_index=True) if named else pd.DataFrame()
 
@@ -170,7 +170,7 @@ class _StudyJob(Job):
                 if deadline is not None and time.time() >= deadline: return False
                 start, desk = time.process_time(), Desk(self, store, deadline, tell, save_every, device)
                 began = desk.first_began()
-                found, more = ask("job", self, desk) if of_users(self.study.run) else (self._made(desk), {})
+                found, more = ask("rows_of_job", self, desk) if of_users(self.study.run) else (self._made(desk), {})
                 if found is None: return False
                 said = dict(kind="rows", source=self.source[1], code=self.code, key=self.key, study=self.study.name,
                             arm=self.arm, **began, seeds=list(self.seeds), machine=machine(device),
@@ -484,7 +484,7 @@ class TrainingStudy(Study):
         for name, stream in dict.fromkeys((j.condition, j.stream) for j in jobs):
             seeds = [s for j in jobs if (j.condition, j.stream) == (name, stream) for s in j.seeds]
             runs = [run for s in seeds if (run := store.find(name, s, stream)) is not None]
-            if runs: found.append(ask("runs", self.read, name, runs) if of_users(self.read) else self.read(name, runs))
+            if runs: found.append(ask("read_twice", self.read, name, runs) if of_users(self.read) else self.read(name, runs))
         return pd.concat(found, ignore_index=True) if found else pd.DataFrame()
 
 # %% ../../nbs/3_training/08_study.ipynb #c5a0e002
