@@ -24,7 +24,7 @@ CLI := "$(BIN)/moe-redistribution"
 PY := "$(BIN)/python"
 
 .DEFAULT_GOAL := help
-.PHONY: help setup reproduce paper test audit versions check record machines registrations sums pages outputs readme docs clean
+.PHONY: help setup reproduce paper test audit weekly versions check record machines registrations sums pages outputs readme docs clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' Makefile
@@ -71,6 +71,11 @@ audit: $(READY)  ## the second tier: notebooks whole and their outputs compared,
 	  OMP_NUM_THREADS=1 $(PY) -m pytest -q -m hypothesis --hypothesis-profile search -n logical || failed="$$failed properties"; \
 	  $(MAKE) --no-print-directory versions || failed="$$failed versions"; \
 	  [ -z "$$failed" ] || { echo "Audit failed:$$failed" >&2; exit 1; }
+
+# The part of it that a week can hold, in 25 minutes of two cores: kills, forgeries, workers, others' rows and users' files.
+WEEKLY := kills forged executors recording check outputs study kinds plugins jobs groups store rules data
+weekly: $(READY)  ## of the second tier what is run every week, in 25 minutes at most
+	@OMP_NUM_THREADS=1 $(PY) -m pytest -q -rs -m audit -n logical --dist worksteal $(WEEKLY:%=tests/test_%.py)
 
 # pyproject.toml's oldest and newest, each in a .venv-3.x of its own with what constraints.txt has for it.
 VERSIONS := 3.10 3.13

@@ -511,6 +511,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '', 'doc_host': '', 'git_url
                                                                                                         'moe_redistribution/guard/properties.py'),
                                                      'moe_redistribution.guard.properties._spaces': ( '8_guard/properties.html#_spaces',
                                                                                                       'moe_redistribution/guard/properties.py'),
+                                                     'moe_redistribution.guard.properties._told': ( '8_guard/properties.html#_told',
+                                                                                                    'moe_redistribution/guard/properties.py'),
                                                      'moe_redistribution.guard.properties.apart': ( '8_guard/properties.html#apart',
                                                                                                     'moe_redistribution/guard/properties.py'),
                                                      'moe_redistribution.guard.properties.check_rows': ( '8_guard/properties.html#check_rows',

@@ -267,7 +267,7 @@ def test_a_verdict_that_the_rows_do_not_give_is_found_though_the_sums_are_writte
     write_sums(copied)
     found = _check_clone(copied, ["bytes", "answers"])
     path.write_text(was), write_sums(copied)
-    assert found["layer"].tolist() == ["answers"] and found["what"].tolist() == ["results/ledger.csv"]
+    assert {*found["layer"]} == {"answers"} and "results/ledger.csv" in {*found["what"]}       # and what is made of it
     assert _sums(copied) == (copied / "SHA256SUMS").read_text()
 
 def test_the_command_says_which_layer_it_is_at_and_ends_with_2_where_something_does_not_fit(capsys, monkeypatch):

@@ -34,7 +34,7 @@ def twins():
         register_task(f"mod{p}", partial(modadd_task, p, f"mod{p}"), RECIPES["modadd"], TASK_RULES["modadd"])
     yield TWINS
     for name in (*TWINS.values(), "mod7", "mod13"):
-        for table in (TASKS, RECIPES, TASK_RULES, tasks._made): table.pop(name, None)
+        for table in (TASKS, RECIPES, TASK_RULES, tasks.made_tasks): table.pop(name, None)
 
 @pytest.mark.parametrize("name", ["add7/moe-e2k1-h16-silu", "add7/ffn-h16-silu+hold_tens9", "add7/moe-e2k1-h16-silu+L2",
                                   "modadd/moe_glu-e2k1-h8-linear", "hist/moe-e2k1-h8-gelu", "hist/no_ffn"])

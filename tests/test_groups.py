@@ -36,13 +36,13 @@ def look_often(monkeypatch):
 PREAMBLE = """
 import json, sys
 from moe_redistribution.models.condition import RECIPES
-from moe_redistribution.training.groups import train_group
+from moe_redistribution.training.groups import _train_group
 RECIPES["add7"]["eval_every"] = 10
 name, seeds, root, steps, save_every = json.loads(sys.argv[1])
 tell = lambda members, *_: print("at", *members.step.tolist(), flush=True)
 """
 TRAIN = """
-manifests = train_group(name, seeds, root=root, until="full", steps=steps, save_every=save_every, tell=tell)
+manifests = _train_group(name, seeds, root=root, until="full", steps=steps, save_every=save_every, tell=tell)
 print("manifests", json.dumps(manifests, sort_keys=True))
 """
 

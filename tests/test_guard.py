@@ -1,6 +1,8 @@
 """What a user brings, held to eight properties: for each kind of thing files that break one, and odd ones that are right."""
 import linecache
 import random
+import subprocess
+import sys
 import warnings
 
 import numpy as np
@@ -265,6 +267,26 @@ def test_a_rule_that_chance_made_holds_out_other_examples_in_another_process_and
 def test_a_gap_in_a_column_that_nothing_is_split_by_is_the_same_gap_the_second_time(mine):
     "A gap is not equal to itself: a right task was refused as one that chance makes."
     asked(mine, *task("strata=t.strata.assign(note=np.where(n < 9, np.nan, n))"))
+
+OF_EACH = """
+@register("router", "mine_a")
+class A(Router): "As it is."
+@register("event", "mine_a")
+class B(Event):
+    def apply(self, c, now, began, moments): now["W_down"].mul_(.5)
+@register("instrument", "mine_a")
+def norms(params, c, seeds, **labels): ...
+register("task", "mine_a", lambda: replace(get_task("add7"), name="mine_a"), recipe=RECIPES["add7"], rules=("first99",))
+from moe_redistribution.training.study import Preset, Study
+register("study", "mine_a", Study("mine_a", "", {"small": Preset("", {"a": (1,)})}, lambda *x: None, lambda *x: 1.))
+get_task("mine_a")
+"""
+
+def test_a_file_that_registers_one_of_each_kind_is_imported_by_a_process_that_has_nothing_yet(tmp_path):
+    "What the library keeps for itself meanwhile was taken for a change of it: a study's file was refused."
+    (tmp_path / "mine.py").write_text(HEAD + OF_EACH)
+    said = f"from moe_redistribution.tasks.kinds import import_file; import_file({str(tmp_path / 'mine.py')!r})"
+    assert subprocess.run([sys.executable, "-W", "error", "-c", said], capture_output=True, text=True).stderr == ""
 
 # --------------------------------------------------------------------------------------------------------- instruments, questions, studies
 

@@ -11,7 +11,7 @@ from moe_redistribution.language.families import tiny_model
 from moe_redistribution.instruments.rows import rows
 from moe_redistribution.models.condition import RECIPES
 from moe_redistribution.record.recording import unrecorded_jobs
-from moe_redistribution.tasks.task import TASKS, _made, get_task
+from moe_redistribution.tasks.task import TASKS, made_tasks, get_task
 from moe_redistribution.training.groups import _Stem, Training, _stem_of, _stems
 from moe_redistribution.training.jobs import begin_again, run_job, run_all, in_waves
 from moe_redistribution.training.loop import TASK_RULES, register_task
@@ -34,13 +34,13 @@ def test_a_stem_of_other_data_is_not_taken_up_and_again_sets_it_aside(tmp_path):
         name = "stemmed/ffn-h8-silu"
         run_all(forks(name), tmp_path / "a", **HERE)
         shuffled = replace(t, targets=t.targets[torch.randperm(len(t), generator=torch.Generator().manual_seed(1))])
-        _made["stemmed"] = shuffled
+        made_tasks["stemmed"] = shuffled
         assert begin_again(forks(name), tmp_path / "a") >= 6
         assert not list((tmp_path / "a" / "stems").rglob("*.safetensors"))
         run_all(forks(name), tmp_path / "a", **HERE), run_all(forks(name), tmp_path / "b", **HERE)
         for f in forks(name): assert_same_runs(tmp_path / "a", tmp_path / "b", f.condition, f.seeds)
     finally:
-        for table in (TASKS, RECIPES, TASK_RULES, _made): table.pop("stemmed", None)
+        for table in (TASKS, RECIPES, TASK_RULES, made_tasks): table.pop("stemmed", None)
 
 @pytest.mark.audit
 def test_a_fork_that_ends_before_its_stem_is_trained_without_it_and_a_damaged_stem_is_moved_aside(tmp_path, capsys):
@@ -106,7 +106,7 @@ def test_what_fails_does_not_keep_others_from_being_done(tmp_path):
         return rows([1.], seeds, condition=arm, metric="m")
     study = Study("s", "", {"small": Preset("", dict.fromkeys("abc", (1,)))}, run, lambda *a: 1.,
                   needs=lambda arm, *_: ("b",) if arm == "c" else ())
-    with pytest.raises(ValueError, match="RuntimeError: a fails; fix: see line"): run_study(study, root=tmp_path, **HERE)
+    with pytest.raises(ValueError, match="RuntimeError: a fails; fix: mend test_jobs.py, line"): run_study(study, root=tmp_path, **HERE)
     assert [j.is_done(Store(tmp_path)) for j in study_jobs(study)] == [False, True, True]
 
 MINE = """

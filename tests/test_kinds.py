@@ -144,13 +144,13 @@ UNITS = 'return at("hidden", gate * at("up", product("W_up")).tanh())'
 WRONG = {
     "a router of another shape": ("super().logits(held / held", "super().logits(held[:, :-1] / held", OWN[1],
                                   "mine.py"),
-    "gates of another shape": ("return probs\n", "return probs[..., :1]\n", OWN[2], "gates of .* expected shape"),
-    "a variant of another width": (UNITS, 'return at("hidden", gate[..., :1])', OWN[3], "hidden of .* expected shape"),
-    "targets that are no classes": ("(bits.sum(1) > 1).long()", "bits.sum(1)", OWN[0], "targets of shape"),
+    "gates of another shape": ("return probs\n", "return probs[..., :1]\n", OWN[2], "gates of .* experts on their last axis"),
+    "a variant of another width": (UNITS, 'return at("hidden", gate[..., :1])', OWN[3], "expected what can be trained; got"),
+    "targets that are no classes": ("(bits.sum(1) > 1).long()", "bits.sum(1)", OWN[0], "targets of bits: expected a class"),
     "an event that fails": ('now["W_down"].mul_(.5)', 'now["W_dwon"].mul_(.5)', OWN[5], "KeyError"),
     "a task that is none": ("return Task(", "return dict(name=", OWN[0], "a function that gives a Task"),
-    "examples of another task": ('by=("ones",))', 'by=("ones",), source="sampled")', OWN[0], "sequences of histogram"),
-    "a source that there is not": ('by=("ones",))', 'by=("ones",), source="drwan")', OWN[0], "nearest: 'drawn'"),
+    "examples of another task": ('by=("ones",))', 'by=("ones",), source="sampled")', OWN[0], "sampled for what counts"),
+    "a source that there is not": ('by=("ones",))', 'by=("ones",), source="drwan")', OWN[0], "expected drawn or split"),
     "no batch to draw": ("batch=16", "batch=0", OWN[0], "expected a batch for a task that is drawn; got batch=0"),
     "no rules": (', rules=("first1000",)', "", OWN[0], 'register."rules", "bits"'),
     "no recipe": ("recipe=SMALL, ", "", OWN[0], 'register."recipe", "bits"')}

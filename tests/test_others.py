@@ -20,7 +20,8 @@ from moe_redistribution.record import recording, sound
 from moe_redistribution.record.cli import main
 from moe_redistribution.record.sound import OLDER, THIS_CODE, _metric_range, _range_faults
 from moe_redistribution.studies.sparsity_moves.study import STUDY
-from moe_redistribution.training import company, loop, sources as sources_room, store as store_room
+from moe_redistribution.guard import users_jobs
+from moe_redistribution.training import loop, sources as sources_room, store as store_room
 from moe_redistribution.training.groups import train
 from moe_redistribution.training.store import Store, seal, sources, unseal
 from moe_redistribution.training.study import Preset, Study, run_study, study_jobs
@@ -46,7 +47,7 @@ def offset_rows(arm, seeds, settings, desk):
 
 def trained(study, root, offset, seeds, lent=False):
     OFFSET[0] = offset
-    company._MADE_AGAIN.clear()                                                         # as in another process
+    users_jobs._MADE_AGAIN.clear()                                                         # as in another process
     run_study(study, "small", seeds=seeds, root=root, executor="here", quiet=True)
     return Store(root, lent)
 

@@ -10,7 +10,7 @@ from moe_redistribution.studies.routers.study import STUDY, _routed_rows, _route
 from moe_redistribution.studies.routers.texts import TextTrial
 from moe_redistribution.training.loop import init_members, train_interval, unflatten
 from moe_redistribution.training.store import Store
-from moe_redistribution.training.company import OutOfTime
+from moe_redistribution.training.jobs import OutOfTime
 from moe_redistribution.training.study import Desk, run_study, study_jobs
 
 from tiers import first

@@ -28,7 +28,7 @@ def another_task(monkeypatch):
         d_model=16, d_head=8, batch=8, steps=600, eval_every=50, weight_decay=0.0))
     monkeypatch.setitem(training.TASK_RULES, "majority", ("best",))
     yield
-    tasks._made.pop("majority", None)
+    tasks.made_tasks.pop("majority", None)
 
 @pytest.mark.parametrize("name", ["majority/ffn-h32-gelu", "majority/moe-e4k1-h32-silu",
                                   "majority/moe_glu-e4k2-h32-silu+switch+norm",

@@ -21,7 +21,7 @@ from moe_redistribution.evidence.table_files import Clone
 from moe_redistribution.record.recording import _record_study
 from moe_redistribution.studies.granularity.study import STUDY
 from moe_redistribution.tasks.kinds import _FOLDERS
-from moe_redistribution.tasks.task import _made, TASKS, get_task
+from moe_redistribution.tasks.task import TASKS, made_tasks, get_task
 from moe_redistribution.training.groups import Training, _train_group
 from moe_redistribution.training.jobs import begin_again, run_job, missing_jobs
 from moe_redistribution.training.sources import _TOLD
@@ -271,9 +271,9 @@ def test_a_router_or_a_task_that_changed_under_its_word_is_told_of(tmp_path, mon
     _train_group(name, [1], root=tmp_path, steps=200)
     assert not told(Store(tmp_path).load, name, 1)
     t = get_task("add7")
-    monkeypatch.setitem(_made, "add7", replace(t, scored=(0, 1, 2)))                # the same examples, read elsewhere
+    monkeypatch.setitem(made_tasks, "add7", replace(t, scored=(0, 1, 2)))                # the same examples, read elsewhere
     assert f"reading of {name}: expected" in told(Store(tmp_path).load, name, 1)
-    monkeypatch.setitem(_made, "add7", replace(t, targets=t.targets.flip(0)))
+    monkeypatch.setitem(made_tasks, "add7", replace(t, targets=t.targets.flip(0)))
     monkeypatch.setitem(TASKS, "add7", lambda: None)
     assert f"task of {name}: expected" in told(Store(tmp_path).load, name, 1)
 

@@ -108,15 +108,22 @@ def same_rows(what:str, before:pd.DataFrame, again:pd.DataFrame, seeds:Sequence,
            fix="one value a seed, in their order, none from the others, and none from the clock, id or hash; draw by "
            "torch.Generator().manual_seed(seed)")
 
+def _told(f):
+    "Rows as text but for what they are called, by which those of two things are compared bit for bit."
+    about = sorted({*f} - {"condition", "metric", "n_examples", "unchecked"})
+    return f[about].astype({"value": float}).astype(str).sort_values(about).to_csv(index=False)
+
 def say_if_alike(of:str, each:dict):
-    "Warns of some things, name → rows, that have the same values of the same seeds as another one, bit for bit."
+    "Warns of two of some things, name → rows, or of all seeds of one, that have the same values, bit for bit."
     seen = {}
     for n, f in each.items():
-        about = sorted({*f} - {"condition", "metric", "n_examples", "unchecked"})
-        told = f[about].astype({"value": float}).astype(str).sort_values(about).to_csv(index=False)
-        if (twin := seen.setdefault(told, n)) != n:
+        seeds = {_told(x.assign(seed=0)) for _, x in f.groupby("seed")}
+        if f["seed"].nunique() > 1 == len(seeds):
+            warnings.warn(f"{of}: expected seeds of {n} that differ; got the same values for all; fix: let its function "
+                          "use the seed, or none if none decides")
+        if (twin := seen.setdefault(_told(f), n)) != n:
             warnings.warn(f"{of}: expected values of its own for {n}; got those of {twin}, bit for bit; fix: ask for "
-                          "what it is of, bind what a loop changes where it is defined (def f(…, n=n)), or drop one")
+                          "what it is of, bind what a loop changes (def f(…, n=n)), or none if the two should agree")
 
 # %% ../../nbs/8_guard/01_properties.ipynb #g5c13c53
 _BOOKS = tuple(f"{PACKAGE}.tasks.{n}" for n in ("registry", "kinds", "own_code"))      # they keep what is registered

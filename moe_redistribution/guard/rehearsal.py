@@ -116,7 +116,7 @@ def _check_seeds(c:Condition) -> dict:
     for other, j, where in ((turned, 1, "after seed 2"), (alone, 0, "alone")):
         if n := _differs(step, other, 0, j):
             _wrong(c, n, "the same of a seed in any company", f"another of seed 1 {where} than before seed 2",
-                   "no mean, sum or norm over the first axis, the seeds', or over tokens, which may be packed (m, d)")
+                   "nothing by place: no mean, sum or norm over the first axis, the seeds', or over tokens (m, d)")
     return step
 
 def _check_seed_decides(c:Condition, step:dict):
@@ -221,8 +221,8 @@ def _gates(c, sharper, turned=0):
 def _check_router(c:Condition, step:dict):
     "ValueError unless a router does what its condition's name says: k experts, with weights, those that are probable."
     r, each = c.routing, [x for sharper in (1, 10) for x in _gates(c, sharper)]
-    if bad := next((x for x in each if x.shape[-1] != c.n_experts), None):
-        _wrong(c, "gates", f"{c.n_experts} experts on their last axis", f"shape {tuple(bad.shape)}", "give it that")
+    if shapes := [tuple(x.shape) for x in each if x.shape[-1] != c.n_experts]:
+        _wrong(c, "gates", f"{c.n_experts} experts on their last axis", f"shape {shapes[0]}", "give it that")
     taken = torch.cat([(x != 0).sum(-1).flatten() for x in each]).unique().tolist()
     if taken == [0] or len(taken) == 1 and taken[0] != c.top_k:
         _wrong(c, "gates", f"{c.top_k} of {c.n_experts} experts a token, as its name says", f"{taken[0]} for each one",

@@ -16,7 +16,7 @@ import warnings
 import numpy as np
 import torch
 from ..tasks.errors import refuse
-from ..tasks.task import MADE, spans, strata
+from ..tasks.task import made_tasks, spans, strata
 from ..tasks.data import unseen_examples
 from ..models.condition import condition
 from ..models.population import Trained, forward, init, layer
@@ -125,8 +125,8 @@ def _of_labels(got, call, params, t, seed, stream):
         def moved(tokens, targets): return other_value(told(got), told(call(params, _with_others(t, tokens, targets))))
         if told(got).empty: continue
         if said := moved(torch.zeros_like(about[0]), ~about[1]):
-            return (f"expected rows of {column} {word} that stay where answers elsewhere are others; got {said}; fix: "
-                    "use the mask, t.scored alone, and == of a stratum")
+            return (f"expected rows of {column} {word} that stay where answers at other places or of other examples "
+                    f"are others; got {said}; fix: use the mask, t.scored alone, and == of a stratum")
         if not moved(*about) and (said := moved(*(~m for m in about))):
             return (f"expected rows of {column} {word} that go with what stands there; got the same with others there, "
                     f"and with others elsewhere {said}; fix: read at t.read[j], take values and names by one loop, and "
@@ -138,7 +138,7 @@ def _check_properties(of, once, params, given, seeds, how):
     c, few, seeds = condition(given), {k: v[:2] for k, v in params.items()}, seeds[:2]
     whole = c.get_task()
     def call(p, twin):
-        with mock.patch.dict(MADE, {twin.name: twin}): return once(p, given, seeds, how)
+        with mock.patch.dict(made_tasks, {twin.name: twin}): return once(p, given, seeds, how)
     try: got = call(few, t := _fewer(whole))
     except ValueError: got = call(few, t := whole)                            # of one that cannot do with fewer
     if not other_value(got, new := call(moved := _moved(few), t)) and not got["metric"].str.endswith("seconds").all():

@@ -117,8 +117,6 @@ def say_of_rows(of:str, found:Sequence):
     "Warns of arms, of (arm, rows), that are alike, of one whose seeds are, and of rows that nobody has made again."
     arms = {a: pd.concat([f for arm, f in found if arm == a], ignore_index=True) for a, _ in found}
     say_if_alike(of, arms)
-    for arm, f in arms.items():
-        say_if_alike(f"seeds of {of}/{arm}", {s: x.assign(seed=0) for s, x in f.groupby("seed")})
     if said := [f["unchecked"].iloc[0] for _, f in found if "unchecked" in f]:
         warnings.warn(f"{of}: expected rows that were made again; got {len(said)} of {len(found)} jobs unchecked, for "
                       f"{said[0]}; fix: more time, or none if you have looked yourself", Unchecked)

@@ -68,7 +68,7 @@ def unseal(path:str|Path):
     if (got := _no_sealed_file(path)): damaged("a sealed file", got)
     data = path.read_bytes()                    # a file that cannot be read now is not a damaged one
     try:
-        got = safetensors.torch.load(data)
+        got = dict(sorted(safetensors.torch.load(data).items()))       # which tells them in another order each time
         sealed = json.loads(data[8:8 + int.from_bytes(data[:8], "little")])["__metadata__"]["sealed"]
         digest, text = sealed[:64], sealed[64:]
         info = json.loads(text)
