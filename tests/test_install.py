@@ -15,7 +15,7 @@ except ModuleNotFoundError:                             # Python 3.10, where pyt
 from moe_redistribution.evidence.table_files import ROOT
 
 LIB = ROOT / "moe_redistribution"
-PARTS = {"tasks", "models", "training", "instruments", "language", "evidence", "report", "studies", "record"}
+PARTS = {"tasks", "models", "training", "instruments", "language", "evidence", "report", "studies", "record", "guard"}
 PROJECT = (ROOT / "pyproject.toml").read_text()
 
 def run(args, cwd, **env):

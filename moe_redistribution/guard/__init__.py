@@ -1,0 +1,3 @@
+from moe_redistribution import imported_late
+
+__getattr__, __dir__ = imported_late(__name__, __path__)

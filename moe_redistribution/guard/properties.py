@@ -70,7 +70,7 @@ def check_rows(of:str, got:object, **asked):
     if not isinstance(got, pd.DataFrame) or got.empty:
         found = "none" if isinstance(got, pd.DataFrame) else type(got).__name__
         refuse(of, "a frame of rows", found, fix="return rows(values, seeds, …)")
-    if lost := [c for c in (*asked, "metric", "value") if c not in got]:
+    if lost := [c for c in dict.fromkeys(("condition", *asked, "metric", "value")) if c not in got]:
         refuse(of, "columns condition, seed, metric and value", f"none of {lost}", fix="rows(values, seeds, **labels)")
     for what, words in asked.items():
         if {*got[what]} <= {*words} and (what != "seed" or {*got[what]} == {*words}): continue

@@ -122,16 +122,18 @@ def origin_of_file(module:str, names:dict) -> Origin:
 
 
 # %% ../../nbs/1_tasks/01b_kinds.ipynb #7b90a064
-def _written_by(filename) -> str:
-    "Whose code a frame runs: the library's, a user's (of a file or in a session), or neither."
+def _written_by(filename, through) -> str:
+    "Whose code a frame runs: the library's, a user's (`through`: anybody's; else of a file or in a session), or neither."
     path = Path(filename)
     if path.is_relative_to(Path(import_module(PACKAGE).__file__).parent): return "library"
-    return "user" if is_users(filename) else ""
+    if through: return "user" if is_users(filename) else ""
+    session = "ipython-input" in path.name or "ipykernel" in filename
+    return "user" if session or filename in FILES or path in _LOADED or _plugin_with(path) else ""
 
 def users_line(e:BaseException, through:bool=False) -> str:
     """`mine.py, line 12`: the line of a user's own code that an error comes from. Empty where the library raised it;
     `through`: unless a user's code had called that."""
-    lines = [(w, f) for f in traceback.extract_tb(e.__traceback__) if (w := _written_by(f.filename))]
+    lines = [(w, f) for f in traceback.extract_tb(e.__traceback__) if (w := _written_by(f.filename, through))]
     own = [f for w, f in lines if w == "user"]
     if not own or lines[-1][0] != "user" and not through: return ""
     path = Path(own[-1].filename)

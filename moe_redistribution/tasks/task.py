@@ -254,9 +254,10 @@ def majority(task:Task, by:torch.Tensor=None):
     "Most frequent target at each read-out position, or given `by` (n, read) labels as well; shape (n, read)."
     by = torch.zeros_like(task.targets) if by is None else by
     out = torch.empty_like(task.targets)
-    for j, label in ((j, label) for j in range(by.shape[1]) for label in by[:, j].unique()):
-        rows = by[:, j] == label
-        out[rows, j] = task.targets[rows, j].mode().values
+    for j in range(by.shape[1]):
+        for label in by[:, j].unique():
+            rows = by[:, j] == label
+            out[rows, j] = task.targets[rows, j].mode().values
     return out
 
 def nulls(
