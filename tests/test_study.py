@@ -82,7 +82,8 @@ def test_a_key_follows_what_an_arm_depends_on_and_not_the_rest_of_its_preset():
 @pytest.mark.audit
 def test_a_killed_job_goes_on_to_the_same_rows(tmp_path):
     "Killed twice in the middle: the third process ends with the bits of one that was left alone."
-    code = ("import sys; from moe_redistribution.training.study import *; "
+    code = ("import sys; from moe_redistribution.training.study import study_jobs; "
+            "from moe_redistribution.training.jobs import run_job; "
             "from moe_redistribution.studies.granularity.study import STUDY; import torch; torch.set_num_threads(1); "
             "run_job(study_jobs(STUDY, 'small', 'built/8e4a')[0], sys.argv[1], save_every=0)")
     job = study_jobs(STUDY, "small", "built/8e4a")[0]
@@ -90,7 +91,9 @@ def test_a_killed_job_goes_on_to_the_same_rows(tmp_path):
     for _ in range(2):
         before, p = (state.stat().st_mtime_ns if state.exists() else 0,
                      subprocess.Popen([sys.executable, "-c", code, tmp_path]))
-        while not state.exists() or state.stat().st_mtime_ns == before: time.sleep(.01)
+        while not state.exists() or state.stat().st_mtime_ns == before:
+            assert p.poll() is None                                             # else it would be waited for without end
+            time.sleep(.01)
         p.kill(), p.wait()
     subprocess.run([sys.executable, "-c", code, tmp_path], check=True)
     assert run_job(job, tmp_path / "alone")
