@@ -60,7 +60,6 @@ AFTER = "def after(self, params, look, c): "
 APPLY = "def apply(self, c, now, began, moments): "
 BEGIN = "def begin(self, p, c, t, g): return "
 BEGIN_FFN = "def begin(self, c, linear): return {n: "
-PASSED = "global times; times += 1"
 ALONE, LATER, AGAIN = "of a seed in any company", "for its task is causal", "of a seed whenever it comes"
 PLACE, NOTHING = "reaches no weight", "nothing happens"
 SCALED, FIELD = "add7/ffn-h16-silu+d16@200:scale5", ("pattern, example = r'scale(\\d+)', 'scale3'\n    "
@@ -188,6 +187,10 @@ def test_what_would_give_a_wrong_number_is_refused_in_one_message(mine, text, na
 
 @pytest.mark.parametrize("text, name", RIGHT.values(), ids=RIGHT)
 def test_what_is_right_is_let_pass(mine, text, name): asked(mine, text, name)
+
+@pytest.mark.parametrize("text, name, says", WORD.values(), ids=WORD)
+def test_what_may_be_meant_is_let_pass_with_a_word(mine, text, name, says):
+    with pytest.warns(UserWarning, match=says): asked(mine, text, name)
 
 @pytest.mark.parametrize("word", [w for w in ROUTERS if w != "none"])
 def test_every_router_of_the_library_passes(word):
