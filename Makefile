@@ -72,7 +72,7 @@ audit: $(READY)  ## the second tier: notebooks whole and their outputs compared,
 	  $(MAKE) --no-print-directory versions || failed="$$failed versions"; \
 	  [ -z "$$failed" ] || { echo "Audit failed:$$failed" >&2; exit 1; }
 
-# The part of it that is run every week, meant for 25 minutes of two cores: kills, forgeries, workers, others' rows and users' files.
+# The part of it that is run every week, 14 minutes on two cores: kills, forgeries, workers, others' rows and users' files.
 WEEKLY := kills forged executors recording check outputs study kinds plugins jobs groups store rules data
 weekly: $(READY)  ## of the second tier what is run every week
 	@OMP_NUM_THREADS=1 $(PY) -m pytest -q -rs -m audit -n logical --dist worksteal $(WEEKLY:%=tests/test_%.py)

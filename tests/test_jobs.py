@@ -28,7 +28,7 @@ def forks(name=NAME, seeds=(1, 2), **how):
 
 @pytest.mark.audit
 def test_a_stem_of_other_data_is_not_taken_up_and_again_sets_it_aside(tmp_path):
-    t = get_task("add7")
+    t = replace(get_task("add7"), name="stemmed")
     register_task("stemmed", lambda: t, RECIPES["add7"], ("first1000",))
     try:
         name = "stemmed/ffn-h8-silu"
