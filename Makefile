@@ -8,7 +8,7 @@
 #   ITEM         paper: an item of the registry, e.g. tab1, fig15, audit  make ITEM=fig15 paper
 #   AGAIN=1      paper: also what results/ holds already, from the start  make ITEM=tab1 AGAIN=1 paper
 #   ARGS         passed on to moe-redistribution                        make ARGS=--help reproduce
-#   NB           outputs: only these notebooks                          make NB=nbs/1_tasks/02_task.ipynb outputs
+#   NB           outputs: only these notebooks                          make NB=nbs/01_tasks/01_task.ipynb outputs
 PYTHON ?= python3
 VENV ?= .venv
 PIP_ARGS ?=

@@ -3,7 +3,7 @@ import numpy as np, pandas as pd, torch
 from moe_redistribution.models.condition import RECIPES
 from moe_redistribution.models.routers import Router
 from moe_redistribution.models.variants import Gated
-from moe_redistribution.tasks.kinds import register
+from moe_redistribution.basics.kinds import register
 from moe_redistribution.tasks.task import Task, reversed_digits
 
 SMALL = dict(RECIPES["add7"], d_model=32, d_head=8, lr=0.003, batch=64, steps=200, eval_every=200)

@@ -61,7 +61,7 @@ def home(tmp_path, monkeypatch):
 @pytest.fixture
 def own_file(tmp_path, monkeypatch):
     "Where a user's file may be written; what is registered in its folder no later test knows."
-    from moe_redistribution.tasks import kinds
+    from moe_redistribution.basics import kinds
     monkeypatch.setattr(sys, "path", list(sys.path))
     (path := tmp_path / "own" / "mine.py").parent.mkdir()
     yield path

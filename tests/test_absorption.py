@@ -7,12 +7,12 @@ import pytest
 import torch
 
 from moe_redistribution.evidence.claims import claims, seed_list, statements
-from moe_redistribution.language.masks import _f1_of
-from moe_redistribution.language.opened import LanguageModel
+from moe_redistribution.opened.masks import _f1_of
+from moe_redistribution.opened.opened import LanguageModel
 from moe_redistribution.record.cli import main
 from moe_redistribution.studies.absorption import study
 from moe_redistribution.studies.absorption.study import ABSORPTION_ARMS, STUDY
-from moe_redistribution.tasks.text import Planted, generator_of
+from moe_redistribution.language.text import Planted, generator_of
 from moe_redistribution.language.gated import (GATE_FORMS, Gating, Student, attach, gating_of, attention_layers,
                                                deployed, _detach, distil, kept_entries, last_keys,
                                                listening_to_attention, new_gates, usual_keys)

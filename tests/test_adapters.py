@@ -15,10 +15,10 @@ from transformers.utils import logging
 from moe_redistribution.instruments.ablation import combine_edits
 from moe_redistribution.instruments.scores import routing_scores
 from moe_redistribution.instruments.trace import trace
-from moe_redistribution.language.families import _tiny_config
-from moe_redistribution.language.opened import open_model, sum_of_parts
-from moe_redistribution.language.decomposition import answer_terms
-from moe_redistribution.language.watched import _experts_in_use, _own_eager
+from moe_redistribution.opened.families import _tiny_config
+from moe_redistribution.opened.opened import open_model, sum_of_parts
+from moe_redistribution.opened.decomposition import answer_terms
+from moe_redistribution.opened.watched import _experts_in_use, _own_eager
 from test_scores import Adapted
 from toys import eager_model
 

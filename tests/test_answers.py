@@ -6,7 +6,8 @@ import pandas as pd
 import pytest
 from scipy import stats
 
-from moe_redistribution.evidence import contrasts as answers, statistics as ev, printed as paper
+from moe_redistribution.evidence import contrasts as answers, printed as paper
+from moe_redistribution.judge import statistics as ev
 from moe_redistribution.evidence.claims import REST, baselines, claims, seed_list
 from moe_redistribution.evidence.contrasts import compare
 from moe_redistribution.studies.sparsity_moves.facts import _fact_rows

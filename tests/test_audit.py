@@ -7,16 +7,16 @@ import pytest
 import torch
 from transformers.utils import logging
 
-from moe_redistribution.evidence.audits import audit_map, audit_table, saliency_table, shown_audit, _sign_flip_tests
+from moe_redistribution.judge.audits import audit_map, audit_table, saliency_table, shown_audit, _sign_flip_tests
 from moe_redistribution.instruments.ablation import combine_edits
-from moe_redistribution.language import watched
-from moe_redistribution.language.audit import (AuditPlan, audit, audit_forecast, audit_plan, audit_units, _drawn_pairs,
+from moe_redistribution.opened import watched
+from moe_redistribution.opened.audit import (AuditPlan, audit, audit_forecast, audit_plan, audit_units, _drawn_pairs,
                                                _same_size)
-from moe_redistribution.language.recorded import RecordedBatch, start_of
-from moe_redistribution.language.regret import route_regret
-from moe_redistribution.language.families import MIXTURES, tiny_model
-from moe_redistribution.language.opened import LanguageModel, open_model
-from moe_redistribution.language.streaming import byte_tokens, text_ablation, text_windows
+from moe_redistribution.opened.recorded import RecordedBatch, start_of
+from moe_redistribution.opened.regret import route_regret
+from moe_redistribution.opened.families import MIXTURES, tiny_model
+from moe_redistribution.opened.opened import LanguageModel, open_model
+from moe_redistribution.opened.streaming import byte_tokens, text_ablation, text_windows
 from moe_redistribution.record.cli import main
 from tiers import first
 
@@ -190,7 +190,7 @@ def test_of_experts_that_chance_made_no_more_than_five_in_a_hundred_look_like_mo
     assert sum((audit_table(found)["verdict"] == "holds").sum() for _, found in every[:2]) <= 1
 
 def test_a_null_of_half_the_load_would_be_seen_by_that_simulation(tmp_path, monkeypatch):
-    monkeypatch.setattr("moe_redistribution.language.audit._drawn_pairs",
+    monkeypatch.setattr("moe_redistribution.opened.audit._drawn_pairs",
                         lambda pool, n, g: _drawn_pairs(pool, n // 2, g))
     ps = np.concatenate([p for p, _ in chance(2, tmp_path / "any.txt")])
     assert np.mean(ps < .05) > .5
@@ -293,7 +293,7 @@ def test_a_router_that_knows_has_less_regret_than_a_drawn_route(tmp_path):
 
 @pytest.mark.parametrize("family", ["olmoe", "deepseek_v3", "gpt_oss"])
 def test_the_executed_route_by_live_weights_is_the_pass_itself(family, text, monkeypatch):
-    monkeypatch.setattr("moe_redistribution.language.regret._other_routes", lambda chosen, *_: chosen[:, None].flip(-1))
+    monkeypatch.setattr("moe_redistribution.opened.regret._other_routes", lambda chosen, *_: chosen[:, None].flip(-1))
     rows = route_regret(open_model(tiny_model(family, vocab_size=256)), text, byte_tokens, 16, sample=8, others=1)
     assert rows.query("metric == 'regret'")["value"].abs().max() < 1e-5
 

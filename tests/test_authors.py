@@ -9,7 +9,7 @@ from moe_redistribution.models.condition import condition
 from moe_redistribution.models.population import forward, init
 from moe_redistribution.models.routers import Router
 from moe_redistribution.models.variants import Variant
-from moe_redistribution.tasks.registry import all_or_nothing, register
+from moe_redistribution.basics.registry import all_or_nothing, register
 from moe_redistribution.tasks.task import get_task
 
 NAMES = [f"{task}/{shape}-{act}{norm}" for task, widths in (("add7", (24, 12)), ("modadd", (16, 20)), ("hist", (8, 4)))

@@ -21,20 +21,20 @@ import pytest
 import torch
 
 from moe_redistribution.evidence import table_files, selection
-from moe_redistribution.language import gates_study, streaming
-from moe_redistribution.language.families import tiny_model
+from moe_redistribution.opened import gates_study, streaming
+from moe_redistribution.opened.families import tiny_model
 from moe_redistribution.instruments.rows import rows
 from moe_redistribution.models.condition import RECIPES, condition
 from moe_redistribution.record import check as check_room, new as new_room
 from moe_redistribution.record import cli, coverage, models, recording, work
 from moe_redistribution.studies.sparsity_moves import experiments
 from moe_redistribution.record.entry import INTERRUPTED
-from moe_redistribution.tasks import commands as commands_room
+from moe_redistribution.basics import commands as commands_room
 from moe_redistribution.studies.language_models import zoo
 from moe_redistribution.training import bench, groups, jobs
 from moe_redistribution.training.groups import _group_path, pack, _train_group
 from moe_redistribution.training.loop import init_members
-from moe_redistribution.tasks.files import Damaged, as_committed
+from moe_redistribution.basics.files import Damaged, as_committed
 from moe_redistribution.training.store import Store, seal, unseal
 from moe_redistribution.training.jobs import run_job
 from moe_redistribution.training.study import Desk, Preset, Study, find_rows, _own_file, study_jobs

@@ -20,7 +20,7 @@ from moe_redistribution.record import check, versions as room
 from moe_redistribution.record.check import FORGED, LAYERS, _check_clone, _demonstrate
 from moe_redistribution.record.cli import main
 from moe_redistribution.record.versions import Versions, _rewritten_lines
-from moe_redistribution.tasks.files import as_it_lies, _listed_hashes
+from moe_redistribution.basics.files import as_it_lies, _listed_hashes
 from tiers import first
 
 PARTS = ("README", "data", "results", "checkpoints", "nbs")
@@ -191,7 +191,7 @@ def test_a_number_or_picture_that_any_page_shows_has_a_sum_and_the_sentences_of_
         out = next(o for c in nb["cells"] for o in c.get("outputs", ()) if "text/plain" in o.get("data", {}))
         out["data"]["text/plain"] = ["17"]
     def sentence(nb): nb["cells"][1]["source"] = ["Another sentence."]
-    for name, change, seen in (("nbs/1_tasks/02_task.ipynb", digit, 1), ("nbs/1_tasks/01_errors.ipynb", sentence, 0),
+    for name, change, seen in (("nbs/01_tasks/01_task.ipynb", digit, 1), ("nbs/00_basics/01_errors.ipynb", sentence, 0),
                                ("nbs/index.ipynb", digit, 1)):
         forged(name, of_notebook(change))
         assert _check_clone(copied, ["bytes"])["what"].tolist() == [name] * seen

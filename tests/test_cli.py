@@ -18,8 +18,8 @@ import torch
 import moe_redistribution
 from moe_redistribution.evidence.table_files import ROOT
 from moe_redistribution.instruments.rows import table_file, write_frame
-from moe_redistribution.language.families import tiny_model
-from moe_redistribution.language.opened import open_model
+from moe_redistribution.opened.families import tiny_model
+from moe_redistribution.opened.opened import open_model
 from moe_redistribution.evidence.selection import recorded_rows
 from moe_redistribution.models.condition import condition
 from moe_redistribution.models.population import Transformer, init
@@ -27,8 +27,8 @@ from moe_redistribution.record import cli, work
 from moe_redistribution.record.cli import main, parser
 from moe_redistribution.record.coverage import printed_rows
 from moe_redistribution.record.work import _read_trainings, _with_steps
-from moe_redistribution.tasks import commands
-from moe_redistribution.tasks.commands import COMMANDS, command
+from moe_redistribution.basics import commands
+from moe_redistribution.basics.commands import COMMANDS, command
 from moe_redistribution.tasks.data import STREAMS
 from moe_redistribution.training import executors
 from moe_redistribution.training.groups import train
@@ -80,7 +80,7 @@ def test_the_words_of_an_option_are_explained_wherever_it_is_one():
 def test_a_subcommand_lies_in_the_room_that_it_serves_and_the_frame_asks_for_none_by_name():
     rooms = {n: c.run.__module__.removeprefix("moe_redistribution.") for n, c in COMMANDS.items()}
     assert rooms["record"] == "record.recording" and rooms["ledger"] == rooms["rows"] == "record.coverage"
-    assert rooms["kinds"] == "tasks.commands" and rooms["train"] == rooms["measure"] == rooms["study"] == "record.work"
+    assert rooms["kinds"] == "basics.commands" and rooms["train"] == rooms["measure"] == rooms["study"] == "record.work"
     text = (ROOT / "moe_redistribution/record/cli.py").read_text(encoding="utf-8")
     functions = {n.name: n for n in ast.parse(text).body if isinstance(n, ast.FunctionDef)}
     said = ast.unparse(functions["parser"]) + ast.unparse(functions["_run"]) + ast.unparse(functions["main"])
@@ -93,7 +93,7 @@ def test_a_room_of_ones_own_adds_a_subcommand():
     finally: COMMANDS.put("hello", None, None)
 
 OWN_COMMAND = """
-from moe_redistribution.tasks.commands import command
+from moe_redistribution.basics.commands import command
 def add(p): p.add_argument("--context"), p.add_argument("--device", default="mine")
 @command("mine", "does what is mine", "mine --context 3", add=add)
 def run_mine(args): print("mine", args.context, args.device)
@@ -485,7 +485,7 @@ def test_a_model_as_a_module_says_what_it_is():
                   "experts: W_up (1, 4, 64, 4)", "norm: w_ln1 (1, 64)"): assert words in said
 
 def test_a_new_study_with_a_name_that_is_taken_leaves_nothing_behind(capsys):
-    def there(): return (ROOT / "_quarto.yml").read_bytes(), sorted((ROOT / "nbs/6_studies").iterdir())
+    def there(): return (ROOT / "_quarto.yml").read_bytes(), sorted((ROOT / "nbs/10_studies").iterdir())
     before = there()
-    assert main(["new", "study", "routers"]) == 2 and "taken: nbs/6_studies/routers" in capsys.readouterr().err
+    assert main(["new", "study", "routers"]) == 2 and "taken: nbs/10_studies/routers" in capsys.readouterr().err
     assert there() == before

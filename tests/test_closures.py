@@ -7,12 +7,12 @@ import pytest
 
 PACKAGE = Path(__file__).parents[1] / "moe_redistribution"
 BUDGETS = {  # rooms → lines; the last is what the main study takes: train, ablate, judge, page
-    "tasks.files": 200, "tasks.registry": 235, "tasks.task": 500, "instruments.rows": 320, "models.population": 2_180,
-    "evidence.statistics": 360, "evidence.verdicts": 540, "evidence.audits": 700, "report.values": 1_020,
-    "training.engine": 2_530, "training.groups": 5_140, "instruments.ablation": 3_880, "language.opened": 10_700,
-    "training.groups instruments.ablation evidence.verdicts report.pages studies.sparsity_moves.study": 10_390}
-# rooms that know what is a user's; a room of the core asks for them by a word (tasks.registry.HOOKS)
-USERS = {"tasks.own_code", "tasks.kinds"}
+    "basics.files": 200, "basics.registry": 235, "tasks.task": 500, "instruments.rows": 320, "models.population": 2_180,
+    "judge.statistics": 360, "judge.verdicts": 540, "judge.audits": 700, "report.values": 1_020,
+    "training.engine": 2_530, "training.groups": 5_140, "instruments.ablation": 3_880, "opened.opened": 10_700,
+    "training.groups instruments.ablation judge.verdicts report.pages studies.sparsity_moves.study": 10_390}
+# rooms that know what is a user's; a room of the core asks for them by a word (basics.registry.HOOKS)
+USERS = {"basics.own_code", "basics.kinds"}
 
 def path_of(room): return PACKAGE / f"{room.replace('.', '/')}.py"
 
@@ -42,11 +42,11 @@ def test_a_room_pulls_in_no_more_than_its_budget(rooms, budget):
     assert lines(pulled) <= budget, f"{lines(pulled):,} lines: {sorted(pulled)}"
     assert lines(pulled) > .9 * budget, "lower the budget"
 
-@pytest.mark.parametrize("room", ["tasks.task", "models.population", "training.loop", "instruments.rows", "evidence.verdicts", "report.values"])
+@pytest.mark.parametrize("room", ["tasks.task", "models.population", "training.loop", "instruments.rows", "judge.verdicts", "report.values"])
 def test_the_core_knows_no_room_that_checks_what_is_a_users(room): assert not closure([room]) & USERS
 
 def test_what_a_verdict_needs_is_no_trainer_and_no_store():
-    assert not {r for r in closure(["evidence.verdicts", "report.values"]) if r.startswith(("training.", "models.", "instruments."))}
+    assert not {r for r in closure(["judge.verdicts", "report.values"]) if r.startswith(("training.", "models.", "instruments."))}
 
 def test_no_room_imports_the_guard_but_the_guard():
     rooms = [".".join(p.relative_to(PACKAGE).with_suffix("").parts) for p in PACKAGE.rglob("*.py") if p.name[0] != "_"]

@@ -37,12 +37,12 @@ assert len(got) == len(params) and (got["value"] >= 0).all()
 assert "norms" not in instruments_for("add7/no_ffn")""",
     "Add a family of language models": """
 import torch
-from moe_redistribution.language.families import FAMILIES, tiny_model
-from moe_redistribution.language.opened import open_model
+from moe_redistribution.opened.families import FAMILIES, tiny_model
+from moe_redistribution.opened.opened import open_model
 s = open_model(tiny_model("apertus"))
 assert s.probe.experts < 1e-5 and s.layers[0].sums and s.layers[0].absent == FAMILIES["apertus"].absent""",
 }
-NEW_ROOM = {"4_instruments": "import torch\nfrom .rows import rows, tidy\n\n"}
+NEW_ROOM = {"04_instruments": "import torch\nfrom .rows import rows, tidy\n\n"}
 
 def changes(title):
     "(notebook, [(old lines, new lines)]) of the diff under a heading."
@@ -99,4 +99,4 @@ def test_a_study_is_added_by_the_commands_as_they_stand(tmp_path):
         assert done.returncode == 0, f"{line}\n{done.stdout[-500:]}{done.stderr[-2000:]}"
     name = lines[0].split()[-1]
     assert f"-{name}-" in (clone / "results/ledger.csv").read_text() and name in (clone / "results/contrasts.csv").read_text()
-    assert "In short" in (clone / f"nbs/6_studies/{name}/41_{name}.ipynb").read_text()
+    assert "In short" in (clone / f"nbs/10_studies/{name}/41_{name}.ipynb").read_text()

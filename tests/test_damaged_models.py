@@ -20,11 +20,11 @@ import torch
 from transformers.utils import logging
 
 from moe_redistribution.instruments.ablation import ablate
-from moe_redistribution.language.families import tiny_model
-from moe_redistribution.language.opened import open_model
+from moe_redistribution.opened.families import tiny_model
+from moe_redistribution.opened.opened import open_model
 from moe_redistribution.instruments.scores import routing_scores, tally
-from moe_redistribution.language.decomposition import answer_terms
-from moe_redistribution.language.weights import _check_files, _check_weights, _hole_in, _weights_in, read_model
+from moe_redistribution.opened.decomposition import answer_terms
+from moe_redistribution.opened.weights import _check_files, _check_weights, _hole_in, _weights_in, read_model
 from moe_redistribution.record import cli
 
 logging.disable_progress_bar()

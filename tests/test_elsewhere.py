@@ -40,7 +40,7 @@ def test_the_rival_is_first_and_leads_to_the_study_that_asks_the_same():
     first = ROWS.iloc[0]
     assert first["claim"] == "000-head_loss-one.mixture-dense" and "2601.08383" in first["work"]
     shown = PAGE.partition("<tbody>")[2].partition("</tr>")[0]
-    assert first["contrast"] == "same" and 'href="6_studies/head_loss/41_head_loss.ipynb"' in shown
+    assert first["contrast"] == "same" and 'href="10_studies/head_loss/41_head_loss.ipynb"' in shown
 
 def test_an_abstract_is_not_read_first_hand():
     assert not ((ROWS["read"] == "first-hand") & ROWS["place"].str.startswith("abstract")).any()

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import assume, given, settings, strategies as st
 from scipy import stats
 
-from moe_redistribution.evidence import statistics as ev
+from moe_redistribution.judge import statistics as ev
 
 unit = st.floats(0, 1, allow_nan=False).map(lambda x: round(x, 3))
 quick = settings(max_examples=60)

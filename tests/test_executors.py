@@ -20,7 +20,7 @@ import pytest
 import torch
 
 import moe_redistribution
-from moe_redistribution.tasks.kinds import import_file
+from moe_redistribution.basics.kinds import import_file
 from moe_redistribution.training import executors
 from moe_redistribution.training.executors import (JobPool, dask_client, local_executor, open_executor, processes, _Lost,
                                                    _read_spec, _try_workers, watch)

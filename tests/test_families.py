@@ -8,13 +8,13 @@ from transformers.utils import logging
 
 from moe_redistribution.instruments.ablation import combine_edits
 from moe_redistribution.instruments.trace import trace
-from moe_redistribution.language.families import DENSE, FAMILIES, MIXTURES, Family, tiny_model
-from moe_redistribution.language import layers
-from moe_redistribution.language.layers import READ_ONLY, layers_of, probe_model
-from moe_redistribution.language.loads import text_loads
-from moe_redistribution.language.opened import open_model
-from moe_redistribution.language.streaming import byte_tokens
-from moe_redistribution.language.watched import WATCHED
+from moe_redistribution.opened.families import DENSE, FAMILIES, MIXTURES, Family, tiny_model
+from moe_redistribution.opened import layers
+from moe_redistribution.opened.layers import READ_ONLY, layers_of, probe_model
+from moe_redistribution.opened.loads import text_loads
+from moe_redistribution.opened.opened import open_model
+from moe_redistribution.opened.streaming import byte_tokens
+from moe_redistribution.opened.watched import WATCHED
 from tiers import first
 
 logging.disable_progress_bar()

@@ -14,7 +14,7 @@ from moe_redistribution.models.condition import RECIPES
 from moe_redistribution.models.population import init
 from moe_redistribution.models.routers import ROUTERS, Router
 from moe_redistribution.models.variants import VARIANTS, Gated
-from moe_redistribution.tasks.kinds import register
+from moe_redistribution.basics.kinds import register
 from moe_redistribution.tasks.task import TASKS, Task
 from moe_redistribution.training.loop import TASK_RULES
 

@@ -11,7 +11,7 @@ from moe_redistribution.report import pages
 sys.path.append(str(ROOT / "tools"))
 import frame  # noqa: E402  a script, and so no module of the package
 
-ROOM, RESULT = "2_models/x.ipynb", "6_studies/sparsity_moves/x.ipynb"
+ROOM, RESULT = "02_models/x.ipynb", "10_studies/sparsity_moves/x.ipynb"
 
 def code(source, *outputs):
     return {"cell_type": "code", "source": source, "outputs": [{"data": d} for d in outputs], "metadata": {}}
@@ -24,7 +24,7 @@ def code(source, *outputs):
     ("def f(): assert 0", "", ROOM, None),                                  # a lesson: nothing is asserted yet
     ("def f(): return 0", "", RESULT, "set-up"),                            # on a page of results it is in the way
     ("#| echo: false\nassert 1", "", RESULT, None),
-    ("!moe-redistribution --help", "", "7_record/x.ipynb", None),
+    ("!moe-redistribution --help", "", "12_record/x.ipynb", None),
     ("shown", "image/png", RESULT, "how this figure is drawn"), ("shown", "image/png", ROOM, None),
     ("shown", "text/html", RESULT, "how this table is made"), ("shown", "text/html", ROOM, None),
     ("shown", "text/markdown", RESULT, "how these words are computed"), ("shown", "text/markdown", ROOM, None),

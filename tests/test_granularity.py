@@ -12,7 +12,7 @@ from moe_redistribution.evidence.table_files import ROOT, table_path
 from moe_redistribution.evidence.claims import claims, seed_list
 from moe_redistribution.studies.granularity.facts import repeated_ids
 from moe_redistribution.studies.granularity.students import (init_stack, expert_weights, mixture, outputs)
-from moe_redistribution.tasks.text import generator_of
+from moe_redistribution.language.text import generator_of
 from moe_redistribution.studies.granularity.study import HALVES, STUDY, nearest_copy, class_of, read_arm
 
 ASKED = claims().query("item.str.startswith('004.') or item.str.startswith('contrast_granularity')")

@@ -12,7 +12,7 @@ from moe_redistribution.tasks.data import split
 from moe_redistribution.instruments.grokking import (_embedding_gini, _grokking_rows, growth, _keep_waves, _key_waves,
                                                      _pair_losses, progress, _split_losses, _sum_means, _sum_share,
                                                      weight_norms)
-from moe_redistribution.evidence.survival import (kaplan_meier, mann_whitney, survival,
+from moe_redistribution.judge.survival import (kaplan_meier, mann_whitney, survival,
                                                   survival_table, time_to, two_arms)
 from moe_redistribution.models.population import init, loss
 from moe_redistribution.tasks.task import P, get_task

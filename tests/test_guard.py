@@ -20,9 +20,9 @@ from moe_redistribution.models.condition import condition
 from moe_redistribution.models.population import forward, init
 from moe_redistribution.models.routers import ROUTERS, Router
 from moe_redistribution.record.cli import main
-from moe_redistribution.tasks import kinds
-from moe_redistribution.tasks.kinds import import_file
-from moe_redistribution.tasks.own_code import reads
+from moe_redistribution.basics import kinds
+from moe_redistribution.basics.kinds import import_file
+from moe_redistribution.basics.own_code import reads
 from moe_redistribution.training.store import Store
 from moe_redistribution.training.study import Preset, Study, run_study, study_jobs
 from toys import untrained
@@ -35,7 +35,7 @@ from moe_redistribution.models.condition import RECIPES
 from moe_redistribution.models.events import Event
 from moe_redistribution.models.routers import Inputs, Router, Tokens
 from moe_redistribution.models.variants import Gated, Variant
-from moe_redistribution.tasks.kinds import register
+from moe_redistribution.basics.kinds import register
 from moe_redistribution.tasks.task import Task, get_task
 own = np.random.default_rng(0)
 times, seen, table = 0, [], {"n": 0}
@@ -210,7 +210,7 @@ def test_a_task_that_raises_is_no_bug_of_ours_on_the_command_line(mine, capsys):
 
 def test_an_error_in_a_users_own_command_names_its_line(mine, capsys, monkeypatch):
     from moe_redistribution.record import cli
-    mine.write_text(HEAD + "register('family', 'mine', __import__('moe_redistribution.language.families')"
+    mine.write_text(HEAD + "register('family', 'mine', __import__('moe_redistribution.opened.families')"
                            ".language.families.Family())\ndef act(args): return {}['x']")
     act = import_file(mine).act
     monkeypatch.setattr(cli, "_run", act)
@@ -288,7 +288,7 @@ get_task("mine_a")
 def test_a_file_that_registers_one_of_each_kind_is_imported_by_a_process_that_has_nothing_yet(tmp_path):
     "What the library keeps for itself meanwhile was taken for a change of it: a study's file was refused."
     (tmp_path / "mine.py").write_text(HEAD + OF_EACH)
-    said = f"from moe_redistribution.tasks.kinds import import_file; import_file({str(tmp_path / 'mine.py')!r})"
+    said = f"from moe_redistribution.basics.kinds import import_file; import_file({str(tmp_path / 'mine.py')!r})"
     assert subprocess.run([sys.executable, "-W", "error", "-c", said], capture_output=True, text=True).stderr == ""
 
 # --------------------------------------------------------------------------------------------------------- instruments, questions, studies

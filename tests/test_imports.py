@@ -8,9 +8,10 @@ import sys
 
 import pytest
 
+import moe_redistribution as mr
 from moe_redistribution.evidence.table_files import ROOT
 
-PARTS = ("tasks", "models", "training", "instruments", "language", "evidence", "record", "guard")
+PARTS = "basics tasks models training instruments judge evidence language opened guard record".split()
 HEAVY = {"matplotlib", "scipy", "sklearn", "transformers"}
 
 def fresh(script):
@@ -46,7 +47,7 @@ MODULES = [".".join(p.relative_to(ROOT).with_suffix("").parts)
 
 def test_a_module_of_the_library_that_registers_something_runs_as_main():
     "`python -m` calls it `__main__`, as a user's own script is called: what it registers was taken for a user's."
-    names = ["moe_redistribution.__main__", "moe_redistribution.record.cli", "moe_redistribution.tasks.commands",
+    names = ["moe_redistribution.__main__", "moe_redistribution.record.cli", "moe_redistribution.basics.commands",
              "moe_redistribution.instruments.ablation", "moe_redistribution.studies.parrots.study"]
     assert {*names} < {*MODULES} and (done := as_main(*names)).stdout.endswith("failed:\n"), done.stderr
 
@@ -88,3 +89,12 @@ def test_what_a_string_in_a_test_imports_is_there():
             for name in (n.split(" as ")[0].strip() for n in names.split(",") if n.strip()):
                 if not hasattr(module, name) and not is_room(f"{room}.{name}"): lost.append((path.name, room, name))
     assert not lost, lost
+
+def test_no_page_test_or_tool_asks_for_a_room_under_an_old_name():
+    old = {part: "|".join(" ".join(rooms.values()).split()) for part, rooms in mr.MOVED.items()}
+    asked = re.compile("|".join(rf"moe_redistribution\.{part}(?:\.| import (?:[\w, ]*, )?)(?:{rooms})\b" for part, rooms in old.items()))
+    files = [p for part, kind in (("nbs", "*.ipynb"), ("tests", "*.py"), ("tools", "*.py")) for p in sorted((ROOT / part).rglob(kind))]
+    assert asked.search("from moe_redistribution.tasks import data, kinds") and asked.search("moe_redistribution.language.opened")
+    found = {p.name: asked.findall(p.read_text(encoding="utf-8")) for p in files if p.name != "all_you_can_call.ipynb"}
+    found["test_imports.py"] = found["test_imports.py"][2:]
+    assert not {n: x for n, x in found.items() if x}

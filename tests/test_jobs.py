@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from moe_redistribution.language.layers import layers_of
-from moe_redistribution.language.router_pass import probabilities, route_again
-from moe_redistribution.language.families import tiny_model
+from moe_redistribution.opened.layers import layers_of
+from moe_redistribution.opened.router_pass import probabilities, route_again
+from moe_redistribution.opened.families import tiny_model
 from moe_redistribution.instruments.rows import rows
 from moe_redistribution.models.condition import RECIPES
 from moe_redistribution.record.recording import unrecorded_jobs

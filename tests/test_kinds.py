@@ -11,9 +11,9 @@ import torch
 from moe_redistribution.instruments.instrument import instruments_for, misfits
 from moe_redistribution.models.condition import condition
 from moe_redistribution.models.population import init, loss
-from moe_redistribution.tasks import kinds
+from moe_redistribution.basics import kinds
 from moe_redistribution.tasks.data import batches, generators, split
-from moe_redistribution.tasks.kinds import KIND_TABLES, _own_digest, import_file, table_of
+from moe_redistribution.basics.kinds import KIND_TABLES, _own_digest, import_file, table_of
 from moe_redistribution.tasks.task import get_task
 from moe_redistribution.training.engine import fast_loss, long_way
 from moe_redistribution.training.executors import JobPool, local_executor
@@ -29,13 +29,13 @@ PAGE = (Path(__file__).parent.parent / "nbs" / "own.py").read_text(encoding="utf
 MINE = '''
 import pandas as pd, torch
 from moe_redistribution.instruments.rows import rows
-from moe_redistribution.language.families import Family
+from moe_redistribution.opened.families import Family
 from moe_redistribution.models.condition import RECIPES
 from moe_redistribution.models.events import Event
 from moe_redistribution.models.population import forward
 from moe_redistribution.models.routers import Router
 from moe_redistribution.models.variants import Gated
-from moe_redistribution.tasks.kinds import register
+from moe_redistribution.basics.kinds import register
 from moe_redistribution.tasks.task import Task
 from moe_redistribution.training.study import Preset, Study
 
@@ -104,7 +104,7 @@ from moe_redistribution.models.events import *
 from moe_redistribution.models.routers import *
 from moe_redistribution.models.variants import *
 from moe_redistribution.training.study import Preset, Study
-from moe_redistribution.tasks.kinds import register
+from moe_redistribution.basics.kinds import register
 SMALL = RECIPES["add7"]
 """
 
@@ -112,7 +112,7 @@ SMALL = RECIPES["add7"]
 def test_a_name_that_is_taken_is_refused_for_every_kind(kind, name):
     before = dict(table_of(kind))
     make = dict(task="lambda: 0", router="Router", variant="Gated", event="Event", instrument="print", recipe="SMALL",
-                family="__import__('moe_redistribution.language.families').language.families.Family()")
+                family="__import__('moe_redistribution.opened.families').language.families.Family()")
     with pytest.raises(ValueError, match="expected a new one|no study of ours|a new one.*which is a norm") as e:
         said = make.get(kind, "Study('granularity', '', {'small': Preset('', {'a': (1,)})}, print, print)")
         exec(f"{ROOMS}register({kind!r}, {name!r}, {said})", {"__name__": "__main__"})
@@ -345,7 +345,7 @@ def test_a_comment_or_a_docstring_more_is_the_same_file(mine):
 
 def test_a_cell_that_is_run_again_takes_its_own_place_and_another_of_its_name_is_refused():
     cell = ("from moe_redistribution.models.routers import Router\n"
-            "from moe_redistribution.tasks.kinds import register\n@register('router', 'third')\n"
+            "from moe_redistribution.basics.kinds import register\n@register('router', 'third')\n"
             "class Third(Router):\n    def logits(self, held, x, c):\n"
             "        return super().logits(held, x, c) / {}")
     session = {"__name__": "__main__"}
@@ -399,11 +399,11 @@ def test_a_job_carries_files_that_have_registered_something_and_no_others(mine):
 
 def test_an_instrument_of_the_library_is_taken_before_its_room_is_imported():
     "What is only found on request was free for whoever came first; then its own room could not be imported."
-    ask = ("from moe_redistribution.tasks.kinds import register\n"
+    ask = ("from moe_redistribution.basics.kinds import register\n"
            "for kind, name in (('instrument', 'ablation'), ('command', 'train')):\n"
            "    try: register(kind, name, print, **dict(about='', example='') if kind == 'command' else {})\n"
            "    except ValueError as e: print(e)\n"
-           "from moe_redistribution.tasks.kinds import table_of\n"
+           "from moe_redistribution.basics.kinds import table_of\n"
            "print(len(table_of('instrument')) > 10, len(table_of('command')) > 10)")
     done = subprocess.run([sys.executable, "-c", ask], capture_output=True, text=True)
     assert "name of an instrument: expected a new one; got 'ablation', which is taken" in done.stdout

@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 import torch
 
-from moe_redistribution.tasks.text import Planted, as_text
+from moe_redistribution.language.text import Planted, as_text
 from moe_redistribution.language.small import (SIZE_NAMES, heldout_losses, next_token_loss, perplexity, small_model,
                                                _token_losses)
 from moe_redistribution.language.training import (_LanguageRecipe, _LanguageTraining, _parameters_named, router_names,

@@ -10,7 +10,7 @@ from moe_redistribution.report.pages import Page
 from moe_redistribution.studies.language_models.study import (EVERY, LANGUAGE_ARMS, LM_PRESETS, PARTS_KINDS,
                                                               REFITS, SPEEDS, STUDY, _language_arm, _language_model, _rate_of,
                                                               _tempered_loss)
-from moe_redistribution.tasks.text import Planted
+from moe_redistribution.language.text import Planted
 
 SIZES = dict(d=16, heads=2, T=16)
 TEXT = Planted(n_keys=4, n_values=6, n_words=12, window=16)

@@ -13,14 +13,14 @@ from moe_redistribution.evidence import contrasts as answers, printed as paper
 from moe_redistribution.record import ledger as room
 from moe_redistribution.record.ledger import _registered_test, decision, ledger_text
 from moe_redistribution.record.coverage import _by_id, coverage
-from moe_redistribution.evidence.verdicts import (AS_MUCH, FAILS, FEW, FLIPS, FORCED_HERE, HOLDS, MORE, NO, NOT_ASKED,
+from moe_redistribution.judge.verdicts import (AS_MUCH, FAILS, FEW, FLIPS, FORCED_HERE, HOLDS, MORE, NO, NOT_ASKED,
                                                   NOT_WHEN, NOTHING_TO_WIN, OPEN, TIE, UNTESTABLE, VERDICTS, WAITS, YES,
                                                   Answer, Answers, Decision, Registered, as_much, decide, _in_force, judge,
                                                   kind_of, word_of)
 from moe_redistribution.evidence.claims import (REST, Claim, Measured, cells_of, claims, first_learners, readings_of,
                                                 seed_list, statements)
 from moe_redistribution.evidence.printed import study_lines
-from moe_redistribution.evidence.statistics import interval, seeds_needed, tost
+from moe_redistribution.judge.statistics import interval, seeds_needed, tost
 from moe_redistribution.evidence.table_files import ROOT
 from moe_redistribution.evidence.selection import rows_behind, rows_of
 from moe_redistribution.report.recorded_claims import THREE_ANSWERS, deciding, former_verdicts
@@ -257,7 +257,7 @@ def test_copies_are_ruled_out_in_every_claim_about_digits_without_the_ffn_and_no
     third = SAID[SAID["protocol"] == "uncopied"]
     assert third["metric"].eq("digits_no_copy").all() and third["position"].eq("o1 o2").all()
 
-@pytest.mark.parametrize("column, value", [("quotes", "tab1.999"), ("page", "6_studies/sparsity_moves/none.ipynb"),
+@pytest.mark.parametrize("column, value", [("quotes", "tab1.999"), ("page", "10_studies/sparsity_moves/none.ipynb"),
                                            ("aggregate", "mode"), ("expects", ">"), ("n", "6"), ("stream", "crossed"),
                                            ("statement", ""), ("margin", "-1"), ("section", "§9")])
 def test_a_statement_that_does_not_fit_is_refused_by_name(tmp_path, column, value):

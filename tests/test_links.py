@@ -13,8 +13,8 @@ import pytest
 
 from test_site import NBS, PAGES, ROOT, anchors, cells, options, pandoc_id
 
-CLAIMS, SUMMARY = "claims.ipynb", "6_studies/sparsity_moves/9z_ledger.ipynb"
-RESULT = r"6_studies/\w+/[1-9]\w*\.ipynb$|claims\.ipynb$"
+CLAIMS, SUMMARY = "claims.ipynb", "10_studies/sparsity_moves/9z_ledger.ipynb"
+RESULT = r"10_studies/\w+/[1-9]\w*\.ipynb$|claims\.ipynb$"
 TOLD = ["index.ipynb", *(p for p in PAGES if re.match(RESULT, p) and p != CLAIMS)]
 
 @cache

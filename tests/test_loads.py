@@ -6,13 +6,13 @@ import pytest
 import torch
 from transformers.utils import logging
 
-from moe_redistribution.evidence.audits import changes_table
+from moe_redistribution.judge.audits import changes_table
 from moe_redistribution.instruments.trace import trace
-from moe_redistribution.language.families import tiny_model
-from moe_redistribution.language.loads import (compare_routes, comparison_table, load_map, loads_table,
+from moe_redistribution.opened.families import tiny_model
+from moe_redistribution.opened.loads import (compare_routes, comparison_table, load_map, loads_table,
                                                stretch_of, text_loads, _add_changes, _own_routes)
-from moe_redistribution.language.opened import LanguageModel, open_model
-from moe_redistribution.language.streaming import byte_tokens, text_windows
+from moe_redistribution.opened.opened import LanguageModel, open_model
+from moe_redistribution.opened.streaming import byte_tokens, text_windows
 
 logging.disable_progress_bar()
 

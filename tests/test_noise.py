@@ -5,7 +5,7 @@ import torch
 from moe_redistribution.models.condition import RECIPES, condition
 from moe_redistribution.models.population import forward
 from moe_redistribution.models.routers import Router
-from moe_redistribution.tasks.registry import all_or_nothing, register
+from moe_redistribution.basics.registry import all_or_nothing, register
 from moe_redistribution.training.groups import pack, _train_group, unpack
 from moe_redistribution.training.loop import activations_of, draws_of, init_members, train_interval, unflatten
 from moe_redistribution.training.store import Store

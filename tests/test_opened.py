@@ -9,14 +9,14 @@ from safetensors.torch import load_file, save_file
 from transformers.utils import logging
 
 from moe_redistribution.instruments.ablation import ablate, ablation_rows, edits_for, combine_edits
-from moe_redistribution.language.families import tiny_model
-from moe_redistribution.language.watched import OURS
-from moe_redistribution.language.router_pass import dense_gates, route_again
+from moe_redistribution.opened.families import tiny_model
+from moe_redistribution.opened.watched import OURS
+from moe_redistribution.opened.router_pass import dense_gates, route_again
 
-from moe_redistribution.language.opened import open_model, sum_of_parts
+from moe_redistribution.opened.opened import open_model, sum_of_parts
 from moe_redistribution.instruments.patterns import patterns
 from moe_redistribution.instruments.routing import coactivation, effective_experts, loads, overlap
-from moe_redistribution.language.streaming import tokenizer_of
+from moe_redistribution.opened.streaming import tokenizer_of
 from moe_redistribution.instruments.trace import Kept, trace
 from tiers import first
 from toys import eager_model

@@ -10,10 +10,10 @@ from transformers.utils import logging
 
 from moe_redistribution.instruments.ablation import combine_edits
 from moe_redistribution.instruments.trace import trace
-from moe_redistribution.language.opened import open_model
-from moe_redistribution.language.other_tools import (LENS, NOT_IN_LENS, from_lens, read_routes, routes_from_engine,
+from moe_redistribution.opened.opened import open_model
+from moe_redistribution.opened.other_tools import (LENS, NOT_IN_LENS, from_lens, read_routes, routes_from_engine,
                                                      routes_to_engine, to_lens)
-from moe_redistribution.language.routing_edits import replay
+from moe_redistribution.opened.routing_edits import replay
 from toys import eager_model
 
 logging.disable_progress_bar()

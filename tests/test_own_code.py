@@ -9,9 +9,9 @@ from safetensors.torch import save_file
 
 from moe_redistribution.models.condition import condition
 from moe_redistribution.models.routers import Router
-from moe_redistribution.tasks import kinds
-from moe_redistribution.tasks.kinds import import_file
-from moe_redistribution.tasks.own_code import HERE, is_users
+from moe_redistribution.basics import kinds
+from moe_redistribution.basics.kinds import import_file
+from moe_redistribution.basics.own_code import HERE, is_users
 from moe_redistribution.training import store
 from moe_redistribution.training.groups import Training, train
 from moe_redistribution.training.store import Store
@@ -23,7 +23,7 @@ ROUTER = '''
 import os, sys, torch
 from pathlib import Path
 from moe_redistribution.models.routers import Router
-from moe_redistribution.tasks.kinds import register
+from moe_redistribution.basics.kinds import register
 {top}
 @register("router", "scaled")
 class Scaled(Router):
@@ -150,7 +150,7 @@ def test_an_error_in_mid_training_names_the_line_of_the_users_file(mine, tmp_pat
 
 def test_examples_that_differ_though_their_file_is_the_same_are_not_made_anew_for_ever(mine, tmp_path, monkeypatch):
     mine.write_text("from dataclasses import replace\nfrom moe_redistribution.models.condition import RECIPES\n"
-                    "from moe_redistribution.tasks.kinds import register\n"
+                    "from moe_redistribution.basics.kinds import register\n"
                     "from moe_redistribution.tasks.task import add7_task\n"
                     "register('task', 'mine', lambda: replace(add7_task(), name='mine'), recipe=RECIPES['add7'],\n"
                     "         rules=('first1000',))\n")

@@ -7,8 +7,8 @@ import torch
 
 from moe_redistribution.models.condition import condition
 from moe_redistribution.models.population import forward
-from moe_redistribution.tasks import kinds
-from moe_redistribution.tasks.kinds import import_file
+from moe_redistribution.basics import kinds
+from moe_redistribution.basics.kinds import import_file
 from moe_redistribution.tasks.task import get_task
 from moe_redistribution.training.engine import gradients
 from toys import untrained

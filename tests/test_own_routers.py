@@ -4,9 +4,9 @@ from copy import deepcopy
 import pytest
 import torch
 
-from moe_redistribution.language.opened import LanguageModel
+from moe_redistribution.opened.opened import LanguageModel
 from moe_redistribution.instruments.trace import trace
-from moe_redistribution.language.families import FAMILIES, tiny_model
+from moe_redistribution.opened.families import FAMILIES, tiny_model
 from moe_redistribution.language.routers import (OWN_ROUTERS, after_step, chosen_experts, loss_with_balance, own_routers,
                                                  put_router, settle)
 from moe_redistribution.language.small import next_token_loss, small_model

@@ -19,7 +19,7 @@ from moe_redistribution.studies.sparsity_moves.experiments import conditions_for
 from moe_redistribution.report.pages import Page, missing_runs, page_hash, _stands_on, _stored_pages
 
 PRINTED, BRIDGE = paper.paper_values(), claims()
-PAGES = {Path(p).stem: page for p, (page, _) in _stored_pages().items() if p.startswith("6_studies/")}
+PAGES = {Path(p).stem: page for p, (page, _) in _stored_pages().items() if p.startswith("10_studies/")}
 TEXT = [page for page in PAGES if PAGES[page].items]
 FFN, MOE = "add7/ffn-h256-silu", "add7/moe-e4k1-h256-silu"
 
@@ -232,7 +232,7 @@ def test_a_comparison_holds_the_paper_s_lines_and_then_the_audit_s():
 def test_the_copy_of_a_page_that_is_being_run_is_no_page(tmp_path):
     (tmp_path / "nbs").mkdir()
     for name in ("setup.ipynb", "_setup.ipynb"):
-        source = pages.ROOT / "nbs/6_studies/sparsity_moves/30_setup.ipynb"
+        source = pages.ROOT / "nbs/10_studies/sparsity_moves/30_setup.ipynb"
         (tmp_path / "nbs" / name).write_bytes(source.read_bytes())
     assert [*pages._stored_pages(tmp_path)] == ["setup.ipynb"]
 

@@ -23,7 +23,7 @@ from moe_redistribution.report.pages import _stored_pages
 from moe_redistribution.tasks.task import get_task, spans
 from moe_redistribution.training.loop import TASK_RULES
 
-MAIN_TEXT = [item for p, (page, _) in _stored_pages().items() if p.startswith("6_studies/sparsity_moves/")
+MAIN_TEXT = [item for p, (page, _) in _stored_pages().items() if p.startswith("10_studies/sparsity_moves/")
              for item in page.items.split()]
 
 def main_paper(frame):

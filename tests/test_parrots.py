@@ -22,8 +22,8 @@ from moe_redistribution.studies.parrots.study import (BOOK_MODELS, exponents, _g
                                                       _parrot_parameters, _right_aligned, STUDY)
 from moe_redistribution.studies.parrots.theory import (all_graphs, block_parameters, hat_output, memorise,
                                                        path_output, path_tokens, two_steps)
-from moe_redistribution.tasks.recall import length2_path, PhoneBook, random_graphs
-from moe_redistribution.tasks.text import generator_of
+from moe_redistribution.language.recall import length2_path, PhoneBook, random_graphs
+from moe_redistribution.language.text import generator_of
 from moe_redistribution.training.jobs import run_job
 from moe_redistribution.training.store import seal, Store
 from moe_redistribution.training.study import Desk, find_rows, run_study, study_jobs

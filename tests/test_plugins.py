@@ -28,7 +28,7 @@ class Halved(Router):
     def logits(self, held, x, c): return super().logits(held, x, c) * HALF
 '''
 COMMAND = '''
-from moe_redistribution.tasks.commands import command
+from moe_redistribution.basics.commands import command
 @command("greet", "says hello", "greet")
 def greet(args): print("hello")
 '''

@@ -18,7 +18,7 @@ import moe_redistribution as mr
 from moe_redistribution.evidence.table_files import Clone
 from moe_redistribution.record import cli
 from moe_redistribution.record.outputs import _imported_rooms
-from moe_redistribution.tasks.kinds import import_file
+from moe_redistribution.basics.kinds import import_file
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = json.loads((ROOT / "nbs" / "all_you_can_call.ipynb").read_text(encoding="utf-8"))["cells"]
@@ -74,7 +74,7 @@ def test_a_wrong_name_is_refused_with_the_nearest_however_it_is_asked_for(wrong,
     with pytest.raises(AttributeError, match=f"got '{wrong}'; nearest: '{near}'; fix: "): getattr(mr, wrong)
     with pytest.raises(ImportError, match=f"got '{wrong}'; nearest: '{near}'; fix: "):
         exec(f"from moe_redistribution import {wrong}")
-    with pytest.raises(ImportError, match="nearest: 'errors'"): exec("from moe_redistribution.tasks import erors")
+    with pytest.raises(ImportError, match="nearest: 'errors'"): exec("from moe_redistribution.basics import erors")
     assert not hasattr(mr, wrong) and not hasattr(mr, "__wrapped__")
 
 def test_a_page_that_imports_from_the_list_is_made_of_the_rooms_behind_it():
@@ -139,7 +139,7 @@ def test_what_a_newcomer_mistypes_is_told_at_the_door():
 
 
 def test_the_file_on_things_of_your_own_runs_as_it_stands_there(tmp_path):
-    page = json.loads((ROOT / "nbs" / "1_tasks" / "01b_kinds.ipynb").read_text(encoding="utf-8"))["cells"]
+    page = json.loads((ROOT / "nbs/00_basics/05_kinds.ipynb").read_text(encoding="utf-8"))["cells"]
     text = "".join("".join(c["source"]) for c in page if c["cell_type"] == "markdown")
     (tmp_path / "mine.py").write_text(re.search(r"```python\n(.*?)```", text, re.S)[1], encoding="utf-8")
     done = subprocess.run([sys.executable, "-m", "moe_redistribution", "train", "--import", "mine.py", "--seeds", "1,2",

@@ -104,8 +104,8 @@ def test_the_state_of_the_work_counts_runs_once_and_calls_nothing_done_that_wait
         assert row[2] == f"{p['recorded']} of {p['needed']}" + " ▲" * (p["recorded"] < p["needed"])
 
 @pytest.mark.parametrize("page", ["index.ipynb", "status.ipynb", "figures_tables.ipynb", "claims.ipynb",
-                                  "6_studies/sparsity_moves/9z_ledger.ipynb",
-                                  "6_studies/sparsity_moves/9y_readings.ipynb"])
+                                  "10_studies/sparsity_moves/9z_ledger.ipynb",
+                                  "10_studies/sparsity_moves/9y_readings.ipynb"])
 def test_a_count_of_claims_or_numbers_says_of_which_paper(page):
     book, numbers = recorded_claims(), recorded_numbers()
     whose = {n: words for found in (book, numbers, numbers[numbers["paper_mean"].notna()])
@@ -117,7 +117,7 @@ def test_a_count_of_claims_or_numbers_says_of_which_paper(page):
     assert not bare, bare
 
 @pytest.mark.parametrize("page", ["status.ipynb", "figures_tables.ipynb", "papers.ipynb",
-                                  "6_studies/sparsity_moves/9z_ledger.ipynb"])
+                                  "10_studies/sparsity_moves/9z_ledger.ipynb"])
 def test_what_papers_print_is_counted_without_cells_that_have_no_number(page):
     numbers = recorded_numbers()
     main = numbers if page == "papers.ipynb" else numbers[numbers["paper"] == "000"]

@@ -8,12 +8,12 @@ import torch
 from transformers import GenerationConfig
 
 from moe_redistribution.instruments.trace import trace
-from moe_redistribution.language.families import FAMILIES, MIXTURES, tiny_model
-from moe_redistribution.language.opened import open_model
-from moe_redistribution.language.reading import read_saved
+from moe_redistribution.opened.families import FAMILIES, MIXTURES, tiny_model
+from moe_redistribution.opened.opened import open_model
+from moe_redistribution.opened.reading import read_saved
 from moe_redistribution.language.small import greedy_tokens
-from moe_redistribution.language.streaming import byte_tokens, in_groups, text_windows, tokenizer_of
-from moe_redistribution.language.routing_edits import At, steer
+from moe_redistribution.opened.streaming import byte_tokens, in_groups, text_windows, tokenizer_of
+from moe_redistribution.opened.routing_edits import At, steer
 from tiers import first
 from toys import eager_model
 

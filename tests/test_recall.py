@@ -10,8 +10,8 @@ import pytest
 import torch
 from scipy.stats import binom
 
-from moe_redistribution.tasks import recall
-from moe_redistribution.tasks.recall import (BOOK_SIGNS, EDGE_PROBABILITY, PhoneBook, _disjoint_sets, _edge_probability,
+from moe_redistribution.language import recall
+from moe_redistribution.language.recall import (BOOK_SIGNS, EDGE_PROBABILITY, PhoneBook, _disjoint_sets, _edge_probability,
                                              exact_match, _graph_length, graph_vocab, _keyed_permutation, length2_path,
                                              random_graphs, _sets_to_path, valid_shortest)
 

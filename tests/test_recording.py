@@ -15,7 +15,7 @@ from moe_redistribution.record import recording, runs
 from moe_redistribution.models.condition import RECIPES, condition
 from moe_redistribution.training.groups import train
 from moe_redistribution.tasks.data import unseen_examples
-from moe_redistribution.tasks.errors import Faults
+from moe_redistribution.basics.errors import Faults
 from moe_redistribution.models.population import predict
 from moe_redistribution.instruments.instrument import _Instrument, at_all, at_first, instruments, instruments_for
 from moe_redistribution.record.recording import _not_in, _record_one, _record_runs

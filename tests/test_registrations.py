@@ -20,7 +20,7 @@ from moe_redistribution.instruments.rows import rows
 from moe_redistribution.models.condition import condition
 from moe_redistribution.record.versions import history_says
 from moe_redistribution.training import store
-from moe_redistribution.tasks.files import Damaged
+from moe_redistribution.basics.files import Damaged
 from moe_redistribution.training.study import Preset, Study
 
 FFN, MOE = "add7/ffn-h256-silu", "add7/moe-e4k1-h256-silu"

@@ -6,14 +6,14 @@ import pytest
 import torch
 from transformers.utils import logging
 
-from moe_redistribution.evidence.audits import removal_table
+from moe_redistribution.judge.audits import removal_table
 from moe_redistribution.instruments.trace import trace
-from moe_redistribution.language.audit import audit
-from moe_redistribution.language.families import tiny_model
-from moe_redistribution.language.opened import LanguageModel, open_model
-from moe_redistribution.language.removal import (EXPERT_SCORES, keep_list, removal, _lowest, _random_set,
+from moe_redistribution.opened.audit import audit
+from moe_redistribution.opened.families import tiny_model
+from moe_redistribution.opened.opened import LanguageModel, open_model
+from moe_redistribution.opened.removal import (EXPERT_SCORES, keep_list, removal, _lowest, _random_set,
                                                  _random_sets, _scores, _sums, _without_experts)
-from moe_redistribution.language.streaming import byte_tokens
+from moe_redistribution.opened.streaming import byte_tokens
 from moe_redistribution.record.cli import main
 
 logging.disable_progress_bar()

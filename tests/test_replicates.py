@@ -5,7 +5,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from moe_redistribution.evidence import statistics as ev, selection
+from moe_redistribution.evidence import selection
+from moe_redistribution.judge import statistics as ev
 from moe_redistribution.instruments.rows import ROW_COLUMNS
 from moe_redistribution.report.figures import pick
 from moe_redistribution.report.pages import Page

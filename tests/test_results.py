@@ -22,11 +22,11 @@ from moe_redistribution.record.coverage import _by_id
 from moe_redistribution.evidence import (claims as claims_room, table_files, checkpoints, selection, design,
                                          printed, registrations)
 from moe_redistribution.report import recorded_claims as findings
-from moe_redistribution.language import streaming
+from moe_redistribution.opened import streaming
 from moe_redistribution.instruments.ablation import ablate, whole_answer
 from moe_redistribution.instruments.instrument import instruments
 from moe_redistribution.instruments.measuring import rules_for
-from moe_redistribution.language.families import tiny_model
+from moe_redistribution.opened.families import tiny_model
 from moe_redistribution.record.cli import main
 from moe_redistribution.studies.sparsity_moves.arms import ARMS, LABELS, TABLE1
 from moe_redistribution.models.condition import RECIPES
@@ -37,14 +37,14 @@ from moe_redistribution.studies.sparsity_moves.reading import _recorded_checkpoi
 from moe_redistribution.studies.sparsity_moves.study import STUDY
 from moe_redistribution.report.figures import pick
 from moe_redistribution.training.groups import train
-from moe_redistribution.tasks.files import Damaged, _listed_hashes, of_clone
+from moe_redistribution.basics.files import Damaged, _listed_hashes, of_clone
 from moe_redistribution.training.store import Store
 from moe_redistribution.studies.sparsity_moves.experiments import conditions_for
 from moe_redistribution.training.bench import keep
 from moe_redistribution.tasks.task import digits, get_task
 from tiers import first
 
-PAGES = {Path(p).stem: page for p, (page, _) in _stored_pages().items() if p.startswith("6_studies/")}
+PAGES = {Path(p).stem: page for p, (page, _) in _stored_pages().items() if p.startswith("10_studies/")}
 PAGE = "42_partitioning"
 FEW = ("30_setup", "43_glu", "9b_methods", "9c4_ablation", "9d_grokking", PAGE)
 SCORED = [(TABLE1["FFN"], "first256"), (TABLE1["MoE"], "first256")]           # all of them by `make audit`
@@ -59,11 +59,11 @@ def no_ffn(rows, name, edit="zero"):
 def test_no_page_is_stale_and_each_prints_the_hash_of_what_it_stands_on():
     "Every page of results stores what it read; what is stored is what would be read now."
     assert not (stale := _stale_pages()), f"make pages: {stale}"
-    there = {p.stem for p in (table_files.ROOT / "nbs/6_studies/sparsity_moves").glob("[1-9]*.ipynb")}
+    there = {p.stem for p in (table_files.ROOT / "nbs/10_studies/sparsity_moves").glob("[1-9]*.ipynb")}
     assert there <= set(PAGES), f"no `Opening(page)` on {sorted(there - set(PAGES))}"
     for path, (_, was) in _stored_pages().items():
         text = (table_files.ROOT / "nbs" / path).read_text(encoding="utf-8")
-        if path.startswith("6_studies/"): assert set(re.findall(r"with hash `([0-9a-f]{12})`", text)) <= {was}, path
+        if path.startswith("10_studies/"): assert set(re.findall(r"with hash `([0-9a-f]{12})`", text)) <= {was}, path
 
 @pytest.mark.audit
 def test_the_manifest_says_what_the_tables_hold():

@@ -8,8 +8,8 @@ import torch
 import numpy as np
 from moe_redistribution.evidence.printed import DATA
 from moe_redistribution.evidence.claims import claims, seed_list, statements
-from moe_redistribution.language.families import tiny_model
-from moe_redistribution.language.opened import LanguageModel
+from moe_redistribution.opened.families import tiny_model
+from moe_redistribution.opened.opened import LanguageModel
 from moe_redistribution.studies.routing_scores.study import STUDY, _a_tenth, _measured_rows, apart_by_chance, text_of
 from moe_redistribution.training.store import Store
 from moe_redistribution.training.study import run_study

@@ -5,10 +5,10 @@ import inspect
 import numpy as np
 import pytest
 
-from moe_redistribution.evidence import verdicts as room
+from moe_redistribution.judge import verdicts as room
 from moe_redistribution.evidence.claims import FORCED, POWER, REASONS, Claim, statements
-from moe_redistribution.evidence.statistics import Interval, paired_permutation, tost
-from moe_redistribution.evidence.verdicts import (AS_MUCH, FAILS, FEW, FORCED_HERE, HOLDS, MORE, NO, NOT_WHEN,
+from moe_redistribution.judge.statistics import Interval, paired_permutation, tost
+from moe_redistribution.judge.verdicts import (AS_MUCH, FAILS, FEW, FORCED_HERE, HOLDS, MORE, NO, NOT_WHEN,
                                                   NOTHING_TO_WIN, OPEN, TIE, UNTESTABLE, WAITS, YES, Decision, Registered)
 
 E, M = 1e-9, .05                                                                          # a hair, and the margin

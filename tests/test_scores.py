@@ -4,10 +4,10 @@ import torch
 from transformers.utils import logging
 
 from moe_redistribution.instruments.ablation import edits_for
-from moe_redistribution.language.opened import open_model
+from moe_redistribution.opened.opened import open_model
 from moe_redistribution.instruments.scores import (MEASURES, SENDERS, Receiver, _chosen_ranks, measures, routing_scores,
                                                    score_rows_of, tally, total_aarv)
-from moe_redistribution.language.decomposition import answer_terms, head_sources
+from moe_redistribution.opened.decomposition import answer_terms, head_sources
 from moe_redistribution.instruments.subject import Population
 from moe_redistribution.instruments.trace import trace
 from moe_redistribution.tasks.task import get_task

@@ -272,7 +272,7 @@ def test_what_is_no_shape_is_prose():
 def test_most_of_what_is_promised_is_called():
     "A new function with shapes in its docstring gets a case, or takes the place of one that got one."
     parts = [importlib.import_module(f"moe_redistribution.{n}")
-             for n in ("models", "training", "instruments", "language")]
+             for n in ("models", "training", "instruments", "language", "opened")]
     rooms = [importlib.import_module(f"{p.__name__}.{m.name}") for p in parts for m in pkgutil.iter_modules(p.__path__)]
     functions = {f"{room.__name__}.{n}": inspect.unwrap(f) for room in rooms for n, f in vars(room).items() if n in
                  getattr(room, "__all__", ()) and inspect.isfunction(f) and f.__doc__}

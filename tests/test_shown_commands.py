@@ -12,7 +12,7 @@ import pytest
 from moe_redistribution.evidence.table_files import ROOT
 from moe_redistribution.record.cli import parser
 from moe_redistribution.record.work import _study_of_item
-from moe_redistribution.tasks.commands import COMMANDS
+from moe_redistribution.basics.commands import COMMANDS
 from moe_redistribution.training.study import known_studies
 
 SHOWN = re.compile(r"moe-redistribution((?: (?:'[^'\n]*'|\"[^\"\n]*\"|[^\s`'\";#|(){}$]+))+)")
@@ -94,7 +94,7 @@ def test_the_commands_are_found_wherever_they_are_shown():
     files = {f for f, _ in shown()}
     assert len(shown()) > 80 and {"README.md", "CONTRIBUTING.md", "Makefile"} < files
     assert {"moe_redistribution/training/store.py", "nbs/use.ipynb",
-            "nbs/6_studies/language_models/41_language.ipynb"} < files
+            "nbs/10_studies/language_models/41_language.ipynb"} < files
 
 @pytest.mark.parametrize("text, words", [
     ('fix = f"moe-redistribution train {c.name} --seeds {s}, or another"', ["train", "1", "--seeds", "1"]),

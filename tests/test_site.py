@@ -22,7 +22,7 @@ import pytest
 import yaml
 
 from moe_redistribution.evidence.printed import papers
-from moe_redistribution.evidence.verdicts import VERDICTS
+from moe_redistribution.judge.verdicts import VERDICTS
 from moe_redistribution.report.thumbnails import figure_of
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -35,10 +35,10 @@ def is_page(path):  # what nbdev takes for a notebook: nothing that starts with 
     return not any(part.startswith((".", "_")) for part in path.relative_to(NBS).parts)
 
 PAGES = sorted(p.relative_to(NBS).as_posix() for p in NBS.rglob("*.ipynb") if is_page(p))
-READ_FIRST = r"(index|use|tutorial|status|figures_tables|claims)\.ipynb|6_studies/\w+/(?!0)"
+READ_FIRST = r"(index|use|tutorial|status|figures_tables|claims)\.ipynb|10_studies/\w+/(?!0)"
 TOLD = [p for p in PAGES if re.match(READ_FIRST, p)]
-RESULTS = [p for p in TOLD if re.match(r"6_studies/\w+/[1-9]", p)]
-PAPER = [p for p in PAGES if p.startswith("6_studies/sparsity_moves/")]
+RESULTS = [p for p in TOLD if re.match(r"10_studies/\w+/[1-9]", p)]
+PAPER = [p for p in PAGES if p.startswith("10_studies/sparsity_moves/")]
 MODULES = sorted(p for p in LIB.rglob("*.py") if not p.name.startswith("_"))
 WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
 SITE = ["the site"]                                             # of a rule that looks at everything together
@@ -115,8 +115,8 @@ def every_link_of_the_bar_is_a_page(_):
 
 @rule(SITE)
 def no_two_pages_have_one_address(_):
-    # nbdev drops the number before a notebook's name, but not the one before its folder: 1_tasks/02_task.ipynb
-    # becomes 1_tasks/task.html. Two notebooks that differ in their number only would overwrite each other.
+    # nbdev drops the number before a notebook's name, but not the one before its folder: 01_tasks/01_task.ipynb
+    # becomes 01_tasks/task.html. Two notebooks that differ in their number only would overwrite each other.
     address = Counter(re.sub(r"(^|/)\d+[a-zA-Z0-9]*_([^/]+)\.ipynb$", r"\1\2.html", page.lower()) for page in PAGES)
     return [a for a, n in address.items() if n > 1]
 
@@ -514,7 +514,7 @@ def refused_by_hand(node):
     return (isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call)
             and any(re.search(r": expected .*[,;] got", said(a)) for a in node.exc.args))
 
-@rule([m for m in MODULES if room(m) != "tasks.errors"], "call refuse (with error=) or choose; lines")
+@rule([m for m in MODULES if room(m) != "basics.errors"], "call refuse (with error=) or choose; lines")
 def a_refusal_is_one_message_and_made_by_refuse(path):
     return [n.lineno for n in ast.walk(tree(path)) if refused_by_hand(n)]
 
@@ -642,7 +642,7 @@ def exported():
                               flags=re.M) for page in PAGES}
     return {names[0]: page for page, names in found.items() if names}
 
-@rule(SITE, "a notebook in nbs/2_models/ exports models.something, and every module has a notebook")
+@rule(SITE, "a notebook in nbs/02_models/ exports models.something, and every module has a notebook")
 def a_folder_of_notebooks_is_a_subpackage(_):
     apart = {m: page for m, page in exported().items()
              if Path(page).parent.as_posix().partition("_")[2] != m.rpartition(".")[0].replace(".", "/")}

@@ -11,19 +11,19 @@ from transformers.utils import logging
 
 from moe_redistribution.evidence.table_files import ROOT
 from moe_redistribution.instruments.ablation import combine_edits
-from moe_redistribution.language import smollm2
-from moe_redistribution.language.families import tiny_model
-from moe_redistribution.language.opened import open_model
-from moe_redistribution.language.smollm2 import (MIXTURE_QUESTIONS, WEIGHTS, WHEEL, _edit_losses, _layer_losses,
+from moe_redistribution.opened import smollm2
+from moe_redistribution.opened.families import tiny_model
+from moe_redistribution.opened.opened import open_model
+from moe_redistribution.opened.smollm2 import (MIXTURE_QUESTIONS, WEIGHTS, WHEEL, _edit_losses, _layer_losses,
                                                  _losses_from, _questions, _replaced_output, _smollm2_folder,
                                                  _streams_and_means)
-from moe_redistribution.language.streaming import text_loss, text_windows, tokenizer_of
-from moe_redistribution.tasks.files import of_clone
+from moe_redistribution.opened.streaming import text_loss, text_windows, tokenizer_of
+from moe_redistribution.basics.files import of_clone
 from tiers import first
 
 logging.disable_progress_bar()
 WINDOWS = torch.randint(50, (5, 13), generator=torch.Generator().manual_seed(0))
-TEXT = ROOT / "nbs/4b_language/kings.txt"
+TEXT = ROOT / "nbs/08_language/kings.txt"
 
 @pytest.fixture
 def wheel(tmp_path, monkeypatch):

@@ -10,17 +10,17 @@ from transformers.utils import logging
 
 from moe_redistribution.instruments.rows import rows, tidy
 from moe_redistribution.instruments.trace import trace
-from moe_redistribution.language.families import tiny_model
-from moe_redistribution.language.opened import LanguageModel, open_model
+from moe_redistribution.opened.families import tiny_model
+from moe_redistribution.opened.opened import LanguageModel, open_model
 from moe_redistribution.language.routers import put_router
 from scipy.stats import binom
 
 from moe_redistribution.instruments.routing import mutual_information
-from moe_redistribution.language.documents import _alike, _Seen
-from moe_redistribution.language.specialise import (_MARGIN, _beyond, _ceiling, _dealt, _detectable, _holm, _layer_rows,
+from moe_redistribution.opened.documents import _alike, _Seen
+from moe_redistribution.opened.specialise import (_MARGIN, _beyond, _ceiling, _dealt, _detectable, _holm, _layer_rows,
                                                     _left, _left_share, _p, _renamed, load_matrix, placement_loads, specialise,
                                                     specialise_table, specialise_words)
-from moe_redistribution.language.upcycled import upcycled_model
+from moe_redistribution.opened.upcycled import upcycled_model
 from moe_redistribution.record.cli import main
 
 logging.disable_progress_bar()

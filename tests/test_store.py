@@ -17,14 +17,14 @@ from hypothesis import given, settings, strategies as st
 
 from moe_redistribution.evidence import table_files, checkpoints, selection
 from moe_redistribution.instruments.rows import ROW_COLUMNS
-from moe_redistribution.tasks import files
+from moe_redistribution.basics import files
 from moe_redistribution.training import groups
 from moe_redistribution.models import condition as conditions
 from moe_redistribution.models.condition import RECIPES, condition
 from moe_redistribution.record.runs import stored_runs, write_frame
 from moe_redistribution.training.bench import keep
 from moe_redistribution.training.groups import _group_path, pack, train, _train_group
-from moe_redistribution.tasks.files import Damaged, as_committed, write_picture
+from moe_redistribution.basics.files import Damaged, as_committed, write_picture
 from moe_redistribution.training.store import Store, seal, unseal
 from moe_redistribution.training.loop import init_members
 from tiers import first

@@ -8,17 +8,17 @@ import pytest
 import torch
 from transformers.utils import logging
 
-from moe_redistribution.language.families import tiny_model
-from moe_redistribution.language.opened import open_model
-from moe_redistribution.language.audit import audit
-from moe_redistribution.language.gates_study import gates_study, split_text
-from moe_redistribution.language.loads import compare_routes, text_loads
-from moe_redistribution.language.reading import read_saved
-from moe_redistribution.language.streaming import (byte_tokens, in_groups, kept_so_far, _sent_elsewhere, site_means,
+from moe_redistribution.opened.families import tiny_model
+from moe_redistribution.opened.opened import open_model
+from moe_redistribution.opened.audit import audit
+from moe_redistribution.opened.gates_study import gates_study, split_text
+from moe_redistribution.opened.loads import compare_routes, text_loads
+from moe_redistribution.opened.reading import read_saved
+from moe_redistribution.opened.streaming import (byte_tokens, in_groups, kept_so_far, _sent_elsewhere, site_means,
                                                    text_ablation, text_scores, text_loss, text_windows,
                                                    tokenizer_of, units_of)
 from moe_redistribution.record.cli import main
-from moe_redistribution.tasks.text import read_text
+from moe_redistribution.language.text import read_text
 from moe_redistribution.training.study import study_jobs
 from tiers import first
 
@@ -145,7 +145,7 @@ def test_gates_of_another_model_or_text_are_another_question(change):
 def test_an_ablation_that_goes_on_does_not_ask_for_its_means_again(s, text, tmp_path, monkeypatch):
     ask, part = dict(context=16, tokens=128, edits=("mean",)), tmp_path / "a.part"
     with pytest.raises(Stop): text_ablation(s, text, byte_tokens, **ask, part=part, say=after(2))
-    monkeypatch.setattr("moe_redistribution.language.streaming.site_means", lambda *_: 1 / 0)
+    monkeypatch.setattr("moe_redistribution.opened.streaming.site_means", lambda *_: 1 / 0)
     text_ablation(s, text, byte_tokens, **ask, part=part)
 
 def test_a_mean_pattern_is_each_head_s_own(s, text):

@@ -20,7 +20,7 @@ from moe_redistribution.record.cli import main
 from moe_redistribution.evidence.table_files import Clone
 from moe_redistribution.record.recording import _record_study
 from moe_redistribution.studies.granularity.study import STUDY
-from moe_redistribution.tasks.kinds import _FOLDERS
+from moe_redistribution.basics.kinds import _FOLDERS
 from moe_redistribution.tasks.task import TASKS, made_tasks, get_task
 from moe_redistribution.training.groups import Training, _train_group
 from moe_redistribution.training.jobs import begin_again, run_job, missing_jobs

@@ -6,7 +6,7 @@ import types
 import pytest
 import torch
 
-from moe_redistribution.tasks.text import (GET, LET, SAY, Planted, as_text, generator_of, hub, load_text, _side_by_side, _windows)
+from moe_redistribution.language.text import (GET, LET, SAY, Planted, as_text, generator_of, hub, load_text, _side_by_side, _windows)
 
 TINY = Planted(n_keys=2, n_values=2, n_words=2, successors=2, window=4, p_let=.5, p_get=.2, run=2.)
 FULL = Planted()

@@ -204,7 +204,7 @@ def test_a_number_that_is_none_leaves_nothing_of_the_last_one(tab):
     assert tab.inner_text(".toy-note") == "" and tab.errors == []
 
 def test_the_page_on_patterns_loads_the_box_and_says_what_it_shows_without_javascript():
-    cells = json.loads((ROOT / "nbs/6_studies/sparsity_moves/9c5_patterns.ipynb").read_text())["cells"]
+    cells = json.loads((ROOT / "nbs/10_studies/sparsity_moves/9c5_patterns.ipynb").read_text())["cells"]
     cell, = ("".join(c["source"]) for c in cells if 'toy.js"' in "".join(c["source"]))
     assert cell.index('toy.css"') < cell.index('toy_data.js"') < cell.index('src="../../toy.js"')
     assert 'src="../../toy_data.js"' not in cell                               # three quarters of a megabyte, when they are seen

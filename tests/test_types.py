@@ -17,7 +17,7 @@ except ModuleNotFoundError:                             # Python 3.10, where pyt
     import tomli as tomllib
 
 from moe_redistribution.evidence.table_files import ROOT
-from moe_redistribution.language.opened import open_model
+from moe_redistribution.opened.opened import open_model
 from moe_redistribution.training.groups import train
 from moe_redistribution.training.study import run_study
 

@@ -4,9 +4,9 @@ import torch
 
 from moe_redistribution.instruments.ablation import combine_edits
 from moe_redistribution.instruments.trace import trace
-from moe_redistribution.language.families import tiny_model
-from moe_redistribution.language.opened import open_model
-from moe_redistribution.language.upcycled import MIXTURE_OF, upcycled_model
+from moe_redistribution.opened.families import tiny_model
+from moe_redistribution.opened.opened import open_model
+from moe_redistribution.opened.upcycled import MIXTURE_OF, upcycled_model
 
 TOKENS = torch.randint(50, (3, 16), generator=torch.Generator().manual_seed(3))
 SIZES = {"mistral": dict(sliding_window=4), "llama": dict(tie_word_embeddings=True, head_dim=16)}

@@ -7,11 +7,11 @@ from moe_redistribution.instruments.ablation import ablate, combine_edits, edits
 from moe_redistribution.instruments.rows import rows, tidy
 from moe_redistribution.instruments.subject import Population
 from moe_redistribution.instruments.trace import trace
-from moe_redistribution.language.families import MIXTURES, tiny_model
-from moe_redistribution.language.opened import open_model
-from moe_redistribution.language.streaming import (byte_tokens, in_groups, text_ablation, text_loss, text_windows,
+from moe_redistribution.opened.families import MIXTURES, tiny_model
+from moe_redistribution.opened.opened import open_model
+from moe_redistribution.opened.streaming import (byte_tokens, in_groups, text_ablation, text_loss, text_windows,
                                                    units_of)
-from moe_redistribution.language.routing_edits import At, replay, steer
+from moe_redistribution.opened.routing_edits import At, replay, steer
 from moe_redistribution.record.cli import main
 from tiers import first
 from toys import eager_model, untrained

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from moe_redistribution.language.families import tiny_model
-from moe_redistribution.language.loads import watch_balance
-from moe_redistribution.language.opened import open_model
+from moe_redistribution.opened.families import tiny_model
+from moe_redistribution.opened.loads import watch_balance
+from moe_redistribution.opened.opened import open_model
 
 def model_of(family="mixtral", seed=0):
     torch.manual_seed(seed)

@@ -54,7 +54,7 @@ def test_the_table_of_all_claims_leads_to_the_claim_on_its_page_and_to_its_rows(
         assert ways_out(k) in table
 
 def test_overviews_lead_to_the_claim_on_its_page():
-    for path in sorted((ROOT / "nbs/6_studies").glob("*/40_overview.ipynb")):
+    for path in sorted((ROOT / "nbs/10_studies").glob("*/40_overview.ipynb")):
         told = "".join("".join(o["data"].get("text/markdown", ""))
                        for c in json.loads(path.read_text(encoding="utf-8"))["cells"] for o in c.get("outputs", [])
                        if "data" in o)

@@ -13,16 +13,16 @@ import torch
 from moe_redistribution.evidence.checkpoints import checkpoint
 from moe_redistribution.instruments.rows import rows, table_file, write_frame
 from moe_redistribution.instruments.trace import trace
-from moe_redistribution.language.opened import open_model
+from moe_redistribution.opened.opened import open_model
 from moe_redistribution.language.small import small_model
 from moe_redistribution.language.training import train_language
-from moe_redistribution.language.export import (_lens_state, open_member, save_member, to_transformer_lens,
+from moe_redistribution.opened.export import (_lens_state, open_member, save_member, to_transformer_lens,
                                                   to_transformers)
 from moe_redistribution.models.authors import from_authors, to_authors
 from moe_redistribution.models.condition import condition
 from moe_redistribution.models.population import Trained, Transformer, forward, member, place_of
-from moe_redistribution.tasks.commands import show_table
-from moe_redistribution.tasks.kinds import import_file
+from moe_redistribution.basics.commands import show_table
+from moe_redistribution.basics.kinds import import_file
 from moe_redistribution.tasks.task import get_task
 from moe_redistribution.training.store import Run, Store
 from toys import untrained
@@ -159,7 +159,7 @@ def test_a_plain_file_that_is_not_what_was_written_is_refused(spoil, says, tmp_p
 
 SCALED = """
 from moe_redistribution.models.routers import Router
-from moe_redistribution.tasks.kinds import register
+from moe_redistribution.basics.kinds import register
 
 @register("router", "scaled")
 class Scaled(Router):

@@ -7,8 +7,8 @@ from transformers import AutoModelForCausalLM
 from transformers.utils import logging
 
 from moe_redistribution.evidence.table_files import ROOT
-from moe_redistribution.language.opened import open_model
-from moe_redistribution.language.weights import model_name
+from moe_redistribution.opened.opened import open_model
+from moe_redistribution.opened.weights import model_name
 from moe_redistribution.record.cli import main
 from moe_redistribution.studies.language_models import zoo
 from moe_redistribution.studies.language_models.study import STUDY

@@ -1,7 +1,7 @@
 """Small models that several files ask: untrained ones of a condition, and tiny ones of transformers."""
 import torch
 
-from moe_redistribution.language.families import tiny_model
+from moe_redistribution.opened.families import tiny_model
 from moe_redistribution.models.population import init
 
 def untrained(name, seeds=(0, 1)):

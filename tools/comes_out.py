@@ -29,7 +29,7 @@ from moe_redistribution.evidence.checkpoints import checkpoint, checkpoint_path,
 from moe_redistribution.evidence.selection import recorded_rows
 from moe_redistribution.studies.sparsity_moves.reading import _recorded_checkpoints
 from moe_redistribution.record.runs import write_frame
-from moe_redistribution.tasks.files import as_committed
+from moe_redistribution.basics.files import as_committed
 from moe_redistribution.training.store import unseal
 from moe_redistribution.instruments.rows import ROW_COLUMNS
 

@@ -46,7 +46,7 @@ from moe_redistribution.record.ways import _place_claims, _write_claim_rows
 
 ROOT = Path(__file__).resolve().parent.parent
 # pages whose subject is what came out, not how it is computed; a study's rooms begin with 0
-RESULTS = r"6_studies/\w+/(?!0)"
+RESULTS = r"10_studies/\w+/(?!0)"
 # there, the code of what is shown stands behind these words
 SHOWN = {"image/png": "how this figure is drawn", "text/html": "how this table is made",
          "text/markdown": "how these words are computed"}

@@ -28,7 +28,7 @@ from frame import RESULTS, fold, options
 from PIL import Image
 from moe_redistribution.evidence.table_files import ROOT, write_sums
 from moe_redistribution.record.outputs import RUN_SEAL, _seal_of_run
-from moe_redistribution.tasks.files import write_whole
+from moe_redistribution.basics.files import write_whole
 
 BIN = Path(sys.executable).parent
 TOOLS = Path(__file__).resolve().parent

@@ -8,7 +8,7 @@ import sys
 
 import nbformat
 from PIL import Image
-from moe_redistribution.tasks.files import write_whole
+from moe_redistribution.basics.files import write_whole
 
 
 def smaller(png):

@@ -11,7 +11,7 @@ from pathlib import Path
 import nbformat
 from nbconvert import MarkdownExporter
 from moe_redistribution.evidence.table_files import write_sums
-from moe_redistribution.tasks.files import write_whole
+from moe_redistribution.basics.files import write_whole
 
 ROOT = Path(__file__).resolve().parent.parent
 FILES = "README_files"  # figures, named by their cell's label: a link that survives a reordering of the page

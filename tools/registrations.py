@@ -38,8 +38,8 @@ from moe_redistribution.evidence.printed import study_lines
 from moe_redistribution.evidence.selection import run_rows
 from moe_redistribution.record.ledger import BY_WORDS
 from moe_redistribution.record.versions import NothingToLookAt, Versions, _never_registered, _seen_otherwise
-from moe_redistribution.tasks.errors import check_all
-from moe_redistribution.tasks.files import (as_committed, _listed_hashes, _relist, replace_file,
+from moe_redistribution.basics.errors import check_all
+from moe_redistribution.basics.files import (as_committed, _listed_hashes, _relist, replace_file,
                                             write_whole)
 from moe_redistribution.training.store import Store
 from moe_redistribution.training.study import study_jobs
@@ -398,7 +398,7 @@ def main(args):
     print(f"{len(lines)} lines appended to {FILE}, which holds {len(_definitions(ROOT / 'data'))} definitions as they "
           "stand; those with an answer:\n")
     print(counts().to_string())
-    if lines: print("\nThe page shows them after: make outputs NB=nbs/5_evidence/03_registrations.ipynb")
+    if lines: print("\nThe page shows them after: make outputs NB=nbs/06_evidence/04_registrations.ipynb")
     return 0
 
 

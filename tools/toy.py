@@ -24,7 +24,7 @@ from moe_redistribution.models.condition import condition
 from moe_redistribution.models.population import forward
 from moe_redistribution.studies.sparsity_moves.arms import TABLE1
 from moe_redistribution.tasks.task import get_task, nulls
-from moe_redistribution.tasks.files import write_whole
+from moe_redistribution.basics.files import write_whole
 
 FILE = Path(__file__).resolve().parent.parent / "nbs" / "toy_data.js"
 NOTE = "// Made from checkpoints/ and results/ by `python tools/toy.py`. Do not edit.\n"
