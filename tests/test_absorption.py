@@ -13,8 +13,9 @@ from moe_redistribution.record.cli import main
 from moe_redistribution.studies.absorption import study
 from moe_redistribution.studies.absorption.study import ABSORPTION_ARMS, STUDY
 from moe_redistribution.language.text import Planted, generator_of
-from moe_redistribution.language.gated import (GATE_FORMS, Gating, Student, attach, gating_of, attention_layers,
-                                               deployed, _detach, distil, kept_entries, last_keys,
+from moe_redistribution.language.distilled import Student, distil
+from moe_redistribution.language.gated import (GATE_FORMS, Gating, attach, gating_of, attention_layers,
+                                               deployed, _detach, kept_entries, last_keys,
                                                listening_to_attention, new_gates, usual_keys)
 from moe_redistribution.language.small import small_model
 from moe_redistribution.language.training import _LanguageRecipe, _LanguageTraining, all_but, router_names

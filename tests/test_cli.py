@@ -313,7 +313,7 @@ def test_without_its_file_a_name_is_unknown_in_one_line(capsys, home):
 REAL = [n for n, p in SUBS.items() if "--model" in p._option_string_actions]
 MORE = {"compare": ["--with", "{model}"], "gates": ["--steps", "1", "--k", "2"], "ablate": ["--unit", "L0.E1"],
         "audit": ["--unit", "L0.E1", "--sets", "1"], "specialise": ["--text", "config={model}/config.json"],
-        "removal": ["--draws", "1", "--context", "16"]}
+        "removal": ["--draws", "1"]}
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):

@@ -9,7 +9,7 @@ PACKAGE = Path(__file__).parents[1] / "moe_redistribution"
 BUDGETS = {  # rooms → lines; the last is what the main study takes: train, ablate, judge, page
     "basics.files": 200, "basics.registry": 235, "tasks.task": 500, "instruments.rows": 320, "models.population": 2_180,
     "judge.statistics": 360, "judge.verdicts": 540, "judge.audits": 700, "report.values": 1_020,
-    "training.engine": 2_530, "training.groups": 5_140, "instruments.ablation": 3_880, "opened.opened": 10_700,
+    "training.engine": 2_530, "training.groups": 5_140, "instruments.ablation": 3_880, "opened.opened": 8_340,
     "training.groups instruments.ablation judge.verdicts report.pages studies.sparsity_moves.study": 10_390}
 # rooms that know what is a user's; a room of the core asks for them by a word (basics.registry.HOOKS)
 USERS = {"basics.own_code", "basics.kinds"}

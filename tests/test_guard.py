@@ -211,7 +211,7 @@ def test_a_task_that_raises_is_no_bug_of_ours_on_the_command_line(mine, capsys):
 def test_an_error_in_a_users_own_command_names_its_line(mine, capsys, monkeypatch):
     from moe_redistribution.record import cli
     mine.write_text(HEAD + "register('family', 'mine', __import__('moe_redistribution.opened.families')"
-                           ".language.families.Family())\ndef act(args): return {}['x']")
+                           ".opened.families.Family())\ndef act(args): return {}['x']")
     act = import_file(mine).act
     monkeypatch.setattr(cli, "_run", act)
     assert main(["conditions"]) == 2 and "KeyError: 'x'; fix: mend mine.py, line" in capsys.readouterr().err

@@ -2,10 +2,12 @@
 import pytest
 import torch
 
+from moe_redistribution.instruments.subject import subject
+from moe_redistribution.instruments.trace import trace
 from moe_redistribution.language.small import with_transformers
 from moe_redistribution.models.condition import condition
 from moe_redistribution.models.ffn import gates, route
-from moe_redistribution.models.population import forward, loss
+from moe_redistribution.models.population import forward, init, loss
 from moe_redistribution.tasks.task import get_task
 from moe_redistribution.training.engine import fast_loss
 from moe_redistribution.training.loop import activations_of, init_members, train_interval, unflatten
@@ -130,3 +132,12 @@ def test_several_experts_of_a_hash_have_equal_weights():
     c, t = condition("add7/moe-e4k2-h256-silu+hashed"), get_task("add7")
     forward(untrained(c), t.tokens, c, sink=(sink := {}))
     assert set(sink["gates"].unique().tolist()) == {0, .5}
+
+def test_a_model_whose_experts_choose_is_measured_on_all_inputs_or_not_at_all():
+    "On 500 of the 1,000 inputs 21 % of tokens got other experts, and nothing said so."
+    c = condition("add7/moe-e4k1-h8-silu+expert_choice")
+    s = subject(init(c, [torch.Generator().manual_seed(1)]), c)
+    some = s.task.tokens[:500]
+    for ask in (s.run, lambda x: s.predict(tokens=x), lambda x: s.read_out(tokens=x), lambda x: trace(s.params, x, c)):
+        with pytest.raises(ValueError, match="expected all 1,000 inputs of add7, since its experts choose .* got 500; fix: "): ask(some)
+    assert not s.side_by_side and s.predict().equal(s.predict(tokens=s.task.tokens))

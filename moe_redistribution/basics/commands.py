@@ -15,7 +15,7 @@ import os, re, sys, time
 import pandas as pd
 from .errors import refuse
 from .files import csv_lines, json_records
-from .registry import Kind, KIND_TABLES, origin_of, register
+from .registry import Kind, KIND_TABLES, ask, origin_of, register
 from .kinds import registered_things
 
 # %% ../../nbs/00_basics/06_commands.ipynb #48c8345c
@@ -42,7 +42,7 @@ def _command(name, run, **how):
     return made
 
 COMMANDS = Kind("command", "What the command line does.", (), _command,
-                every=lambda: import_module("moe_redistribution.record.cli").COMMANDS)    # whose rooms have them all
+                every=lambda: ask("every_command"))
 
 def command(name:str, about:str, example:str, **how):
     "Declares the decorated function of parsed arguments as a subcommand; `how`: see `_Command`."

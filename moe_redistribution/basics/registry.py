@@ -25,7 +25,7 @@ HOOKS = {name: room for room, names in {      # function → the room that is im
     "basics.kinds": "load_plugins refuse_clash is_a_clash origin_of_file files_in_use need_files",
     "guard.properties": "untouched_library usual_defaults say_if_alike", "guard.users_tasks": "check_task made_task",
     "guard.rehearsal": "rehearse watched_training", "guard.users_instruments": "checked_rows",
-    "guard.users_jobs": "rows_of_job say_of_rows read_twice"}.items() for name in names.split()}
+    "guard.users_jobs": "rows_of_job say_of_rows read_twice", "record.cli": "every_command"}.items() for name in names.split()}
 
 def ask(hook:str, *args):
     "What a hook's function gives. KeyError for a hook that there is not."

@@ -175,9 +175,9 @@ def _check_examples(c:Condition):
         moved = [n.removeprefix("L0.") for n in seen if _differs({n: seen[n][:, some]}, {n: few[n]})]
         if n := next((n for n in moved if n in ("gate", "up", "hidden")), ""):        # later layers see what routes did
             _wrong(c, n, "what an example has by itself", f"others {where}", "no mean, sum, norm or noise over a batch")
-        if n := next((n for n in moved if n in ["router_probs", *["gates"] * (len(some) == 8)]), ""):
+        if n := next((n for n in moved if n in ["router_probs", *["gates"] * (len(some) == 8 or not c.routing.by_batch)]), ""):
             return _say(c, n, "what an example has by itself", f"others {where}, so its routes depend on what is asked "
-                        "beside it", "no mean over a batch, and no noise but by draw")
+                        "beside it", "no mean over a batch, and no noise but by draw; by_batch = True of a router whose experts choose")
 
 # %% ../../nbs/11_guard/03_rehearsal.ipynb #g7c801c4
 def _check_sites(c:Condition):

@@ -97,17 +97,23 @@ class Population(Subject):
         own = [f"H{h}" for h in range(c.n_heads)] + [f"E{e}" for e in range(c.n_experts)] * c.routed
         self.units = own if self.n_layers == 1 else [f"L{l}.{u}" for l in range(self.n_layers) for u in own]
     n_seeds = property(lambda self: len(self.params["W_E"]))
+    side_by_side = property(lambda self: not self.condition.routing.by_batch)
     device = property(lambda self: self.params["W_E"].device)
 
     def run(self, tokens:torch.Tensor, edits:dict=None, sink:dict=None, read_only:bool=False):
         self.check()
-        return forward(self.params, check_tokens(tokens, self.task, beginnings=True), self.condition, edits, sink,
-                       read_only=read_only)
+        tokens = self.all_or_any(check_tokens(tokens, self.task, beginnings=True))
+        return forward(self.params, tokens, self.condition, edits, sink, read_only=read_only)
     def predict(self, edits:dict=None, tokens:torch.Tensor=None):
         self.check()
-        return predict(self.params, self.condition, edits, tokens, self.finite)
-    def members(self):
-        return [Population(one, self.condition) for one in each_member(self.params)]
+        return predict(self.params, self.condition, edits, tokens if tokens is None else self.all_or_any(tokens), self.finite)
+    def all_or_any(self, tokens:torch.Tensor):
+        "`tokens` as they are. ValueError for some of the task's where a router's gates depend on what stands beside an input."
+        n, every = tokens.shape[-2], len(self.task)
+        if n == every or not self.condition.routing.by_batch: return tokens
+        refuse(self.name, f"all {every:,} inputs of {self.task.name}, since its experts choose among those that they are given", f"{n:,}",
+               fix="ask for all of them, and take the rows that you want")
+    def members(self): return [Population(one, self.condition) for one in each_member(self.params)]
     def check(self, seeds:Sequence[int]=None): check_population(self.params, self.condition, seeds)
 
 # %% ../../nbs/04_instruments/01b_subject.ipynb #7285977c

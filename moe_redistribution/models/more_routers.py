@@ -81,3 +81,4 @@ class ExpertChoice(Router):
 ROUTERS |= {r.word: r for r in (Hashed("hashed", False), Rehashed("rehashed", False), Placed("placed", False),
                                Biased("biased"), ExpertChoice("expert_choice"))}
 Placed.shared = True        # the position decides, and no draw
+ExpertChoice.by_batch = True

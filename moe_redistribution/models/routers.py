@@ -111,3 +111,4 @@ Router.balance = None       # (probs, gates, c) → balance loss of each seed (s
 Router.after = None         # (params, look, c): changes what it holds after a step; look() → its activations
 Router.noisy = None         # (logits, held, x, c, draw) → logits of a training step, by draw(torch.randn, *shape), too
 Router.shared = False       # may all seeds begin with the same values?
+Router.by_batch = False     # do its gates for an input depend on what else stands in the batch?

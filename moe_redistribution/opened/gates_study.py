@@ -12,7 +12,8 @@ import math, re
 import torch
 from ..basics.errors import choose, refuse
 from ..training.study import Preset, Study
-from ..language.gated import DISTILLED, Gating, Student, attention_layers, deployed, distil, new_gates
+from ..language.distilled import DISTILLED, Student, distil
+from ..language.gated import Gating, attention_layers, deployed, new_gates
 from ..language.small import heldout_losses
 from ..language.training import all_but, train_language
 from ..instruments.rows import rows, tidy

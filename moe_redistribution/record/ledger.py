@@ -93,7 +93,7 @@ def ledger(
     compared = {i: beside(i) for i in set(" ".join(said["quotes"]).split())}
     written, former = registered_on("statements")["access"].to_dict(), _former_words(root)
     known_of = compared, known, written, former, _controlled()
-    lines = [_entry(rows, Claim.of(pair), *known_of) for _, pair in said.groupby("key", sort=False)]
+    lines = [_entry(rows, pair, *known_of) for pair in _by_key(said)]
     return pd.DataFrame(lines, columns=LEDGER_COLUMNS)
 
 # %% ../../nbs/12_record/02_ledger.ipynb #c3e0a002
@@ -153,10 +153,16 @@ def _seeds_word(s:Claim) -> str:
     if s.protocol.startswith(CONFIRMED): return "unseen"
     return "the paper's" if s.stream == "authors" and {*seed_list(s.seeds)} <= {*SEEDS} else "new"
 
+def _by_key(lines:pd.DataFrame) -> list:
+    "The readings of each statement in `lines`, in their order."
+    found = {}
+    for x in Claim.of(lines): found.setdefault(x.key, []).append(x)
+    return [*found.values()]
+
 def _controlled() -> dict:
     "Question → the claims that ask it and have a control, so that a row without one can lead to them."
-    found, said = {}, [Claim.of(pair) for _, pair in statements().groupby("key", sort=False)]
-    for pair in said:
+    found = {}
+    for pair in _by_key(statements()):
         p = next(x for x in pair if x.protocol == "paper")
         if any(kind_of(x, p) == "control" for x in pair if x.protocol != POWER): found.setdefault(p.asks, []).append(p.key)
     return found

@@ -195,8 +195,8 @@ class _Bars:
         self.line = Line("nowhere" if place == "terminal" else place, say)
         self.tells, self.runs, self.at_once = tells, sum(len(t.work.seeds) for t in tells), at_once
         self.cost = [(t.work.seconds, t.work.each * len(t.work.seeds)) for t in tells]
-        self.began = self.looked = time.monotonic()
-        self.slow, self.silent = {}, place == "nowhere"                    # group → seconds by expected seconds
+        self.began = self.looked = self.moved = time.monotonic()                    # moved: when a group told something new
+        self.slow, self.share, self.silent = {}, {}, place == "nowhere"    # group → seconds by expected seconds, what it told
         off, form = place != "terminal", "  {desc:48}{percentage:3.0f}%|{bar}|"
         self.whole = tqdm(total=round(sum(seconds for seconds, _ in self.cost), 1), disable=off,
                           desc=f"{len(tells)} groups", bar_format="{l_bar}{bar}| {elapsed}{postfix}")
@@ -215,6 +215,7 @@ class _Bars:
         there = {p.name for folder in {t.path.parent for t in self.tells} for p in folder.glob("*.json")}
         found = {i: t.read() for i, t in enumerate(self.tells) if t.path.name in there}
         share = {i: x["done"] / self.cost[i][1] for i, x in found.items()}
+        if share != self.share: self.share, self.moved = share, self.looked
         self.whole.n = min(self.whole.total, sum(self.cost[i][0] * s for i, s in share.items()))
         losses = [loss for x in found.values() for loss in x["losses"]]
         spread = f", loss {min(losses):.3f}–{max(losses):.3f}" if losses else ""
@@ -226,14 +227,14 @@ class _Bars:
             bar.set_description_str(f"{work.condition} {work.seeds[0]}–{work.seeds[-1]}"[:48])
 
     def rest(self, found:dict, share:dict) -> str:
-        "How long the rest takes, in words: as expected, or at most where all that train are past what was expected."
+        "How long the rest takes, in words: as expected, at most where all that train are past that, or how long none told more."
         going = {i: x for i, x in found.items() if x["most"] != 0 and x["ended"] < len(self.tells[i].work.seeds)}
         for i, x in going.items():                    # while all of its seeds train: one alone is slower than its share
             if x["left"] and not x["ended"]: self.slow[i] = x["left"] / (self.cost[i][0] * (1 - share[i]))
-        left = self.time_left(going, {*found}, share, "left")
-        if left > 0: return f", about {_spell(left)} left"
-        most = self.time_left(going, {*found}, share, "most")
-        return f", longer than expected, at most {_spell(most)} left" if most > 0 else ""
+        left, most, still = *(self.time_left(going, {*found}, share, n) for n in ("left", "most")), self.looked - self.moved
+        if left > still: return f", about {_spell(left - still)} left"
+        if most > still: return f", longer than expected, at most {_spell(most - still)} left"
+        return f", nothing new for {_spell(still)}" if left or most else ""
 
     def time_left(self, going:dict, begun:set, share:dict, which:str) -> float:
         """Seconds until the last group ends: those that train take what they told, the others their expected time times

@@ -96,8 +96,7 @@ def _formed(x):
     if x not in _FORMS: _FORMS[x] = _form(_tree(x))
     return _FORMS[x]
 
-# a room's hash holds its name, and goes on holding the one that it had before it moved
-_FIRST = {f"{PACKAGE}.{today}": f"{PACKAGE}.{first}" for first, today in TODAY.items()}
+_FIRST = {f"{PACKAGE}.{now}": f"{PACKAGE}.{then}" for then, now in TODAY.items()}     # a room's hash holds its first name
 
 def code_by_room(objects:Iterable, rooms:Sequence[str]) -> dict:
     """Room of the package → twelve digits of a hash of what is used there by some functions and classes of it. `rooms`:

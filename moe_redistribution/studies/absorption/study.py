@@ -14,7 +14,8 @@ import torch
 from ...language.text import KJV_SHA256, Planted, text_of
 from ...training.jobs import OutOfTime
 from ...training.study import Preset, Study
-from ...language.gated import (Gating, Student, attach, gating_of, attention_layers, deployed, distil,
+from ...language.distilled import Student, distil
+from ...language.gated import (Gating, attach, attention_layers, deployed, gating_of,
                                                last_keys, new_gates, usual_keys, with_mean_attention)
 from ...language.small import heldout_losses, next_token_loss, small_model
 from ...language.training import all_but, train_part
