@@ -180,20 +180,33 @@ def _folded(c, s, up):
     return "".join(f"<p>{x}</p>" for x in [*lines, ways_out(c.key, up)])
 
 # %% ../../nbs/12_record/06_counts.ipynb #7f55c0be
+def _claim_cell(c, s, up):
+    short = cut(c.statement.removeprefix(ASKED_HERE))
+    return (f'<a class="key" href="#{c.key}">{c.key}</a> <details><summary>{escape(short)}</summary>'
+            f"{_folded(c, s, up)}</details>")
+
+def _verdict_cell(c, s, up):
+    late = changed_late(c.key)
+    return escape(labelled(verdict_text(c))) + f"<small>{late}</small>" * bool(late)
+
+def _paper_cell(c, s, up):
+    mine = "our question" if c.asked == "here" else papers()[c.paper] if c.paper != "000" else c.section
+    return escape(f"{c.paper} · {mine}" if c.paper != "000" else mine)
+
+def _page_cell(c, s, up):
+    page = re.sub(r"^\d+[a-z0-9]*_", "", Path(page_of(c)).stem).replace("_", " ")
+    return f'<a href="{up}{page_of(c)}#{c.key}">{page}</a>'
+
+def _answer_cell(answer): return lambda c, s, up: _answer_html(c, answer, s)
+
+_COLUMNS = {  # class of a cell → head, share of the table's width, what stands in it of a claim, its readings, the way to nbs/
+    "claim": ("Claim", 24, _claim_cell), "verdict": ("Verdict", 13, _verdict_cell),
+    **{a: (head, 14, _answer_cell(a)) for a, head in zip(THREE_ANSWERS, ("Seen?", "Control?", "Read otherwise?"))},
+    "paper": ("Paper, section", 8, _paper_cell), "page": ("Judged on", 12, _page_cell)}
+
 def _claim_html(c, s, up:str="") -> str:
     "One claim as a row of HTML, addressed by its key; `up` leads from the page that shows it to nbs/."
-    short = c.statement.removeprefix(ASKED_HERE)
-    mine = "our question" if c.asked == "here" else papers()[c.paper] if c.paper != "000" else c.section
-    where = f"{c.paper} · {mine}" if c.paper != "000" else mine
-    page = re.sub(r"^\d+[a-z0-9]*_", "", Path(page_of(c)).stem).replace("_", " ")
-    claim_cell = (f'<a class="key" href="#{c.key}">{c.key}</a> <details><summary>{escape(cut(short))}</summary>'
-                  f"{_folded(c, s, up)}</details>")
-    late = changed_late(c.key)
-    verdict = escape(labelled(verdict_text(c))) + f"<small>{late}</small>" * bool(late)
-    tds = [claim_cell, verdict, *(_answer_html(c, a, s) for a in THREE_ANSWERS), escape(where),
-           f'<a href="{up}{page_of(c)}#{c.key}">{page}</a>']
-    names = ["claim", "verdict", *THREE_ANSWERS, "paper", "page"]
-    inside = "".join(f'<td class="{n}">{td}</td>' for n, td in zip(names, tds))
+    inside = "".join(f'<td class="{name}">{cell(c, s, up)}</td>' for name, (_, _, cell) in _COLUMNS.items())
     return f'<tr id="{c.key}" data-paper="{c.paper}" data-verdict="{escape(c.verdict)}">{inside}</tr>'
 
 # %% ../../nbs/12_record/06_counts.ipynb #92fe929a
@@ -202,8 +215,7 @@ def claims_table(book:pd.DataFrame=None, up:str="") -> str:
     book = recorded_claims() if book is None else book
     all_said = said_by_key()
     rows = "\n".join(_claim_html(c, all_said[c.key], up) for c in book.itertuples(index=False))
-    heads = "".join(f'<th scope="col">{h}</th>' for h in ("Claim", "Verdict", "Seen?", "Control?", "Read otherwise?",
-                                                          "Paper, section", "Judged on"))
+    heads = "".join(f'<th scope="col" style="width:{wide}%">{head}</th>' for head, wide, _ in _COLUMNS.values())
     caption = f"{len(book)} claims: those of all five papers, and questions of our own. Numbers with their 95% interval and seeds."
     return (f'<table class="claims"><caption>{caption}</caption>\n<thead><tr>{heads}</tr></thead>\n<tbody>\n{rows}\n'
             "</tbody></table>")
