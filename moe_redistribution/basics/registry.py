@@ -21,7 +21,7 @@ from .errors import choose, refuse
 # %% ../../nbs/00_basics/03_registry.ipynb #4e615706
 PACKAGE = "moe_redistribution"
 
-HOOKS = {name: room for room, names in {      # function → the room that is imported when it is asked: what knows users' code
+HOOKS = {name: room for room, names in {      # function → the room that is imported when it is asked
     "basics.kinds": "load_plugins refuse_clash is_a_clash origin_of_file files_in_use need_files",
     "guard.properties": "untouched_library usual_defaults say_if_alike", "guard.users_tasks": "check_task made_task",
     "guard.rehearsal": "rehearse watched_training", "guard.users_instruments": "checked_rows",
