@@ -28,7 +28,7 @@
       for (const other of table.tHead.rows[0].cells) other.removeAttribute("aria-sort");
       th.setAttribute("aria-sort", way > 0 ? "ascending" : "descending");
       const key = r => r.cells[i].textContent;
-      const less = (a, b) => (i === 0 ? order.get(a) - order.get(b) : key(a) < key(b) ? -1 : key(a) > key(b) ? 1 : 0);
+      const less = (a, b) => (i === 0 ? order.get(a) - order.get(b) : key(a).localeCompare(key(b), "en", { numeric: true }));
       body.append(...rows.sort((a, b) => way * less(a, b) || order.get(a) - order.get(b)));
     });
   });

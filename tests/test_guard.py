@@ -65,7 +65,12 @@ PLACE, NOTHING = "reaches no weight", "nothing happens"
 SCALED, FIELD = "add7/ffn-h16-silu+d16@200:scale5", ("pattern, example = r'scale(\\d+)', 'scale3'\n    "
                  "word = property(lambda self: f'scale{self.by}')\n    ")
 COPIES = "tokens=t.tokens[i // 2 * 2], targets=t.targets[i // 2 * 2]"
+CHOOSE = ("def gates(self, probs, held, c):\n        n = max(1, probs.shape[1] * c.top_k // c.n_experts)\n"
+          "        return probs * torch.zeros_like(probs).scatter(1, probs.topk(n, 1).indices, 1)\n"
+          "    def balance(self, probs, g, c): return probs.new_zeros(len(probs))")
+
 WRONG = {
+    "experts that choose, and do not say so": (*router(CHOOSE), "by_batch = True, so that it is asked for all inputs together"),
     # members that see one another
     "gates by the mean of all members": (*router("def probs(self, l, held, c): return (l + l.mean(0)).softmax(-1)"),
         ALONE),
@@ -127,6 +132,7 @@ WRONG = {
     # what raises
     "a router that raises": (*router("def logits(self, held, x, c): return x['W']"), "fix: mend mine.py, line 1[0-9]")}
 RIGHT = {
+    "experts that choose, and say so": router("by_batch = True\n    " + CHOOSE),
     "a table of ones own": router(BEGIN + "torch.randn(c.n_layers, *self.shape(c, t), generator=g)", "Tokens"),
     "a position's": router("shared = True\n    " + BEGIN + "torch.ones(c.n_layers, *self.shape(c, t)).cumsum(-1)",
         "Tokens"),

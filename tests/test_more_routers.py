@@ -140,4 +140,5 @@ def test_a_model_whose_experts_choose_is_measured_on_all_inputs_or_not_at_all():
     some = s.task.tokens[:500]
     for ask in (s.run, lambda x: s.predict(tokens=x), lambda x: s.read_out(tokens=x), lambda x: trace(s.params, x, c)):
         with pytest.raises(ValueError, match="expected all 1,000 inputs of add7, since its experts choose .* got 500; fix: "): ask(some)
+    with pytest.raises(ValueError, match="got 500; fix: "): s.predict(tokens=some.repeat(2, 1))          # each of them twice
     assert not s.side_by_side and s.predict().equal(s.predict(tokens=s.task.tokens))

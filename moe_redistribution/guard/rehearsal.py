@@ -175,9 +175,10 @@ def _check_examples(c:Condition):
         moved = [n.removeprefix("L0.") for n in seen if _differs({n: seen[n][:, some]}, {n: few[n]})]
         if n := next((n for n in moved if n in ("gate", "up", "hidden")), ""):        # later layers see what routes did
             _wrong(c, n, "what an example has by itself", f"others {where}", "no mean, sum, norm or noise over a batch")
-        if n := next((n for n in moved if n in ["router_probs", *["gates"] * (len(some) == 8 or not c.routing.by_batch)]), ""):
-            return _say(c, n, "what an example has by itself", f"others {where}, so its routes depend on what is asked "
-                        "beside it", "no mean over a batch, and no noise but by draw; by_batch = True of a router whose experts choose")
+        if n := next((n for n in moved if n in ("router_probs", "gates")), "") if len(some) == 8 or not c.routing.by_batch else "":
+            told = _say if c.routing.by_batch else _wrong
+            return told(c, n, "what an example has by itself", f"others {where}, so its routes depend on what is asked beside it",
+                        "by_batch = True, so that it is asked for all inputs together, or no mean over a batch and no noise but by draw")
 
 # %% ../../nbs/11_guard/03_rehearsal.ipynb #g7c801c4
 def _check_sites(c:Condition):

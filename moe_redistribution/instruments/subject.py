@@ -109,9 +109,9 @@ class Population(Subject):
         return predict(self.params, self.condition, edits, tokens if tokens is None else self.all_or_any(tokens), self.finite)
     def all_or_any(self, tokens:torch.Tensor):
         "`tokens` as they are. ValueError for some of the task's where a router's gates depend on what stands beside an input."
-        n, every = tokens.shape[-2], len(self.task)
-        if n == every or not self.condition.routing.by_batch: return tokens
-        refuse(self.name, f"all {every:,} inputs of {self.task.name}, since its experts choose among those that they are given", f"{n:,}",
+        if not self.condition.routing.by_batch or (n := len(tokens.reshape(-1, *tokens.shape[-2:])[0].unique(dim=0))) == len(self.task) \
+           == tokens.shape[-2]: return tokens
+        refuse(self.name, f"all {len(self.task):,} inputs of {self.task.name}, since its experts choose among those that they are given", f"{n:,}",
                fix="ask for all of them, and take the rows that you want")
     def members(self): return [Population(one, self.condition) for one in each_member(self.params)]
     def check(self, seeds:Sequence[int]=None): check_population(self.params, self.condition, seeds)

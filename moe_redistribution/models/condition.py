@@ -359,7 +359,7 @@ def condition(
     task, slash, body = head.partition("/")
     if not slash: _bad(name, _SHAPE, "no '/'", "start with a task, for example add7/")
     if task in TASKS and task not in RECIPES:
-        refuse(f"task {task}", "a recipe", "none", fix=f'register("recipe", "{task}", dict(RECIPES["add7"], …))')
+        refuse(f"task {task}", "a recipe", "none", fix=f'register("recipe", "{task}", dict(RECIPES["{("add7", "modadd")[get_task(task).modulus > 0]}"], …))')
     choose("task", task, list(RECIPES), "use a valid task, or --import the file that registers it")
     got = _read_body(name, body)
     chosen = _read_options(name, options, got["ffn"])
