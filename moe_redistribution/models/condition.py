@@ -352,14 +352,14 @@ def condition(
     one, and a `Condition` whose name does not say all of it."""
     if isinstance(name, Condition): return _as_named(name)
     if len(text := str(name)) > 300: _bad(text[:40] + "…", "a name of at most 300 characters", len(text), "shorten it")
-    if (today := in_new_names(text)) != text: _bad(text, "events after an @", "the spelling of before",
-                                                   f"write {today}")
+    if (today := in_new_names(text)) != text: _bad(text, "events after an @", "the spelling of before", f"write {today}")
     said, *events = text.split("@")
     head, *options = said.split("+")
     task, slash, body = head.partition("/")
     if not slash: _bad(name, _SHAPE, "no '/'", "start with a task, for example add7/")
     if task in TASKS and task not in RECIPES:
-        refuse(f"task {task}", "a recipe", "none", fix=f'register("recipe", "{task}", dict(RECIPES["{("add7", "modadd")[get_task(task).modulus > 0]}"], …))')
+        like = "modadd" if get_task(task).modulus else "add7"
+        refuse(f"task {task}", "a recipe", "none", fix=f'register("recipe", "{task}", dict(RECIPES["{like}"], …))')
     choose("task", task, list(RECIPES), "use a valid task, or --import the file that registers it")
     got = _read_body(name, body)
     chosen = _read_options(name, options, got["ffn"])
