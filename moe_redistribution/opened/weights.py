@@ -201,16 +201,17 @@ def _check_class(name:str, model:torch.nn.Module, config:object):
 # %% ../../nbs/09_opened/01_weights.ipynb #baac464f
 @torch.no_grad()
 def _check_runs(name:str, model:torch.nn.Module):
-    "ValueError if a model fails on two tokens, or says what is no number; the first of its modules that does is named."
+    """ValueError if a model fails on two tokens, or a module of it or its logits say what is no number: a fast attention
+    makes zeros of scores that are nan."""
     first = []
     def heard(n, out):
         own = out[0] if isinstance(out, tuple) else out
-        if not first and isinstance(own, torch.Tensor) and not own.isfinite().all(): first.append(n)
+        if not first and isinstance(own, torch.Tensor) and own.isnan().any(): first.append(n)
     handles = [m.register_forward_hook(lambda m, args, out, n=n: heard(n, out)) for n, m in model.named_modules()]
     two = torch.zeros(1, 2, dtype=torch.int64, device=model.device)
     try: logits = _in_one_message(name, lambda: model(input_ids=two, use_cache=False)).logits
     finally: [h.remove() for h in handles]
-    if not logits.isfinite().all():
+    if first or not logits.isfinite().all():
         refuse(f"model {name}", "finite activations", f"nan or infinity, first at {(first or ['the logits'])[0]}",
                fix="the config.json that belongs to these files")
 
