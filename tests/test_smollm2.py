@@ -23,7 +23,7 @@ from tiers import first
 
 logging.disable_progress_bar()
 WINDOWS = torch.randint(50, (5, 13), generator=torch.Generator().manual_seed(0))
-TEXT = ROOT / "nbs/08_language/kings.txt"
+TEXT = ROOT / "nbs/09_opened/kings.txt"
 
 @pytest.fixture
 def wheel(tmp_path, monkeypatch):
