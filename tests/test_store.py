@@ -5,6 +5,7 @@ import resource
 import shutil
 import tempfile
 import time
+import warnings
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -268,11 +269,21 @@ def test_a_checkpoint_in_anothers_place_is_refused(tmp_path):
             with pytest.raises(Damaged, match="expected the checkpoint .*; got .*, another one; fix: git checkout"):
                 read(name, rule, tmp_path)
 
+def test_weights_of_a_run_that_never_reached_a_rule_come_with_a_word(store):
+    run = store.load(TINY, 1)
+    rule = next(r for r in run.weights if r.startswith("first"))
+    assert not run.manifest["rules"][rule]["reached"]
+    with pytest.warns(UserWarning, match=f"runs that reached {rule}; got the best of those that never did, seed 1"):
+        store.population(TINY, [1], rule)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        store.population(TINY, [1], "final")
+
 def test_a_population_is_the_runs_stacked(store):
     _train_group(TINY, [2], root=store.root, steps=200)
-    stacked = store.population(TINY, [2, 1], "first1000")
+    stacked = store.population(TINY, [2, 1], "final")
     for i, seed in enumerate([2, 1]):
-        assert all(torch.equal(v[i], store.load(TINY, seed).weights["first1000"][n]) for n, v in stacked.items())
+        assert all(torch.equal(v[i], store.load(TINY, seed).weights["final"][n]) for n, v in stacked.items())
 
 # -------------------------------------------------------------------------------------------------- disks that say no
 

@@ -16,7 +16,6 @@ import pandas as pd
 from .errors import refuse
 from .files import csv_lines, json_records
 from .registry import Kind, KIND_TABLES, ask, origin_of, register
-from .kinds import registered_things
 
 # %% ../../nbs/00_basics/06_commands.ipynb #48c8345c
 @dataclass(frozen=True)
@@ -138,4 +137,4 @@ def _add_kinds(p:ArgumentParser):
               "name can be written where its kind is asked for: a task, variant or router in a condition's name.")
 def _run_kinds(args:Namespace):
     "Prints a line for each thing."
-    show_table(pd.DataFrame(registered_things(args.kind)), args, max_colwidth=72, justify="left")
+    show_table(pd.DataFrame(ask("registered_things", args.kind)), args, max_colwidth=72, justify="left")

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['FULL', 'COMMITTED', 'AS_IT_LIES', 'SAID_AFTER', 'LONGEST_WAIT', 'replace_file', 'write_picture', 'Damaged',
-           'as_it_lies', 'as_committed', 'of_clone', 'lock', 'write_whole', 'json_records', 'csv_lines']
+           'file_hash', 'as_it_lies', 'as_committed', 'of_clone', 'lock', 'write_whole', 'json_records', 'csv_lines']
 
 # %% ../../nbs/00_basics/02_files.ipynb #f11e0103
 from collections.abc import Iterable
@@ -55,6 +55,10 @@ def _listing_of(path:str|Path):
     for p in Path(path).absolute().parents:
         if p.name in COMMITTED and (found := p.parent / "SHA256SUMS").is_file(): return found
 
+def file_hash(path:str|Path) -> str:
+    "SHA-256 of a file."
+    return hashlib.sha256(Path(path).read_bytes()).hexdigest()
+
 def _listed_hashes(listing:Path) -> dict:
     "Path → the hashes that a file of sums has for it: one, or two while it is being replaced."
     out = {}
@@ -84,7 +88,7 @@ def as_committed(path:str|Path, listing:Path=None) -> Path:
     name, key = (at := path.absolute()).relative_to(listing.parent).as_posix(), (at, listing)
     for _ in range(3):                                                # another process may be replacing it just now
         if _HASHED.get(key) == (now := (state(path), state(listing))): return path
-        want, got = _listed_hashes(listing).get(name, set()), hashlib.sha256(path.read_bytes()).hexdigest()
+        want, got = _listed_hashes(listing).get(name, set()), file_hash(path)
         if got in want and now == (state(path), state(listing)): _HASHED[key] = now
         elif now == (state(path), state(listing)): break
     wanted = " or ".join(h[:12] for h in sorted(want)) or "a file that SHA256SUMS lists"

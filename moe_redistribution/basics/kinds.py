@@ -18,10 +18,11 @@ from typing import Any
 import ast, hashlib, inspect, os, re, sys, threading, traceback, warnings
 
 from .errors import refuse
+from .files import file_hash
 from .registry import (KIND_TABLES, PACKAGE, WHAT_READ, Kind, Origin, all_or_nothing, known_tables,
                                                ask, read_digest, table_of)
 from .registry import origin_of, register  # noqa: F401, users' files have them from here
-from .own_code import count_as_users, file_hash, is_users, reads, variables
+from .own_code import count_as_users, is_users, reads, variables
 
 # %% ../../nbs/00_basics/05_kinds.ipynb #374718ed
 GROUP = f"{PACKAGE}.kinds"            # of entry points: modules that register what a distribution brings

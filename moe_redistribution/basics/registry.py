@@ -22,7 +22,9 @@ from .errors import choose, refuse
 PACKAGE = "moe_redistribution"
 
 HOOKS = {name: room for room, names in {      # function → the room that is imported when it is asked
-    "basics.kinds": "load_plugins refuse_clash is_a_clash origin_of_file files_in_use need_files",
+    "basics.kinds": "load_plugins refuse_clash is_a_clash origin_of_file files_in_use need_files import_file "
+                    "registered_things",
+    "basics.own_code": "of_users",
     "guard.properties": "untouched_library usual_defaults say_if_alike", "guard.users_tasks": "check_task made_task",
     "guard.rehearsal": "rehearse watched_training", "guard.users_instruments": "checked_rows",
     "guard.users_jobs": "rows_of_job say_of_rows read_twice", "record.cli": "every_command"}.items() for name in names.split()}

@@ -16,7 +16,6 @@ import inspect, pkgutil, sys
 import torch
 from ..basics.errors import choose, refuse
 from ..basics.registry import Kind, ask, origin_of, register
-from ..basics.own_code import of_users
 from ..tasks.data import STREAMS, unseen_examples
 from ..models.condition import Condition, condition
 from ..models.ffn import own_rules
@@ -88,7 +87,7 @@ class _Instrument:
 # %% ../../nbs/04_instruments/01c_instrument.ipynb #06e027a6
 def guarded(f:Callable, name:str="") -> Callable:
     "A user's instrument with all that is checked of it; one of the library, and a page's of ours by its name, as it is."
-    ours = not of_users(f) or DECLARED.held().get(name) and not DECLARED.origin(name).own
+    ours = not ask("of_users", f) or DECLARED.held().get(name) and not DECLARED.origin(name).own
     return f if ours else ask("checked_rows", f, name)
 
 def _instrument(name, rows, needs=(), rules=_at_ends, streams=("authors",), live=False):

@@ -13,7 +13,6 @@ import torch
 
 from ..basics.errors import choose, refuse
 from ..basics.registry import ask
-from ..basics.own_code import of_users
 from ..models.condition import condition
 from ..tasks.data import SEEDS
 from .ablation import ablation_curve, ablation_of
@@ -83,7 +82,7 @@ def instruments_asked(name:str, only:str=None) -> dict:
 # %% ../../nbs/04_instruments/21_measuring.ipynb #5d90c1e7
 def say_if_one(functions:Sequence, found:Sequence):
     "Warns of two metrics of a user's functions with the same rows: in a loop, say, all may read what came last."
-    own = [rows for f, rows in zip(functions, found) if of_users(f)]
+    own = [rows for f, rows in zip(functions, found) if ask("of_users", f)]
     each = {m: f for m, f in pd.concat(own).groupby("metric") if f["value"].nunique() > 1} if own else {}
     if each: ask("say_if_alike", "metrics", each)
 

@@ -138,6 +138,9 @@ def site_watcher(own:Iterable[str], edits:dict=None, sink:dict=None, of:int=1, k
     hint = "; a model without FFN or router lacks some"
     for site, how in [(site, how) for name, how in (edits or {}).items() for site in each_layer(name, own, hint=hint)]:
         if site in made: refuse("edits", "each site once", f"{site!r} twice", fix="drop one of them")
+        if not callable(how) and not isinstance(how, Tensor):
+            refuse(f"edit of {site!r}", "a tensor, or a function of the activation", repr(how)[:80],
+                   fix="a word such as mean goes through ablate or combine_edits")
         made[site] = how if isinstance(how, Edit) else Edit(how, slice(None), of)
     def at(site, value):
         new = made[site](value, site, lambda v: keep(site, v)) if site in made else value

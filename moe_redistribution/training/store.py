@@ -244,10 +244,16 @@ class Store:
     def population(self, c:str|Condition, seeds:Sequence[int], rule:str, stream:str="authors") -> dict:
         """Weights of several seeds at one checkpoint rule, stacked along a leading seed axis: `Trained` in the
         condition. FileNotFoundError for a seed that is not stored; ValueError for a rule that a run has not got, or no
-        seeds."""
+        seeds. A warning names the seeds that never got where a rule `first…` would have stopped them."""
         if not (runs := [self.load(c, s, stream) for s in seeds]):
             refuse("seeds", "at least one", "none", fix="for example [42]")
         for r in runs: choose(f"checkpoint rule of {r.condition.name} seed {r.seed}", rule, list(r.weights))
+        ends = [(r.manifest.get("rules") or {}).get(rule) for r in runs]
+        never = {r.seed: e["value"] for r, e in zip(runs, ends) if e and rule.startswith("first") and not e["reached"]}
+        if never:
+            warnings.warn(f"{runs[0].condition.name}: expected runs that reached {rule}; got the best of those that never"
+                          f" did, {', '.join(f'seed {s} ({v:.3g})' for s, v in never.items())}; fix: other seeds, or none "
+                          "if the unlearned are meant")
         return Trained({n: torch.stack([r.weights[rule][n] for r in runs]) for n in runs[0].weights[rule]}, c, seeds)
 
 # %% ../../nbs/03_training/02_store.ipynb #7dd38b75

@@ -25,10 +25,8 @@ import pandas as pd
 import torch
 from ..basics.errors import choose, refuse
 from ..basics.registry import PACKAGE, Kind, ask, origin_of, register
-from ..basics.kinds import import_file, need_files
-from ..basics.own_code import file_hash, of_users
 from .sources import code_by_room, code_of, say_if_changed
-from ..basics.files import Damaged, lock, write_whole
+from ..basics.files import Damaged, file_hash, lock, write_whole
 from .store import (Store, has_begun, machine, seal, set_aside as aside,
                                                unseal)
 from .jobs import Job, OutOfTime, Watch, run_all, whole_seeds
@@ -96,7 +94,7 @@ class Study:
     def rows(self, preset:str, jobs:Sequence, root:str|Path=None) -> pd.DataFrame:
         "The stored rows of some of its jobs; their conditions read `study.preset/…`."
         found = [(j.arm, f) for j in jobs if (f := find_rows(j, Store(root))) is not None]
-        if of_users(self.run): ask("say_of_rows", f"{self.name}.{preset}", found)
+        if ask("of_users", self.run): ask("say_of_rows", f"{self.name}.{preset}", found)
         named = [f.assign(condition=f"{self.name}.{preset}/" + f["condition"]) for _, f in found]
         return pd.concat(named, ignore_index=True) if named else pd.DataFrame()
 
@@ -169,7 +167,7 @@ class _StudyJob(Job):
                 if deadline is not None and time.time() >= deadline: return False
                 start, desk = time.process_time(), Desk(self, store, deadline, tell, save_every, device)
                 began = desk.first_began()
-                found, more = ask("rows_of_job", self, desk) if of_users(self.study.run) else (self._made(desk), {})
+                found, more = ask("rows_of_job", self, desk) if ask("of_users", self.study.run) else (self._made(desk), {})
                 if found is None: return False
                 said = dict(kind="rows", source=self.source[1], code=self.code, key=self.key, study=self.study.name,
                             arm=self.arm, **began, seeds=list(self.seeds), machine=machine(device),
@@ -268,7 +266,7 @@ def _own_file(path:str|Path, key:str, kind:str="rows", part:str="", source:tuple
 def find_rows(job:_StudyJob, store:Store):
     "The stored rows of a job, or None."
     if (found := _own_file(job.path(store), job.key, source=job.source)) is None: return None
-    if of_users(job.study.run) and (arm := found[1].get("arm", job.arm)) != job.arm:
+    if ask("of_users", job.study.run) and (arm := found[1].get("arm", job.arm)) != job.arm:
         refuse(f"content of {job.study.name}", f"another for its arm {job.arm}", f"that of {arm}",
                fix="content=lambda arm, settings: [arm, settings]")
     if lost := [p for p, was in found[1].get("read", {}).items() if os.path.isfile(p) and file_hash(p) != was]:
@@ -414,7 +412,7 @@ def study_state(study:Study, root:str|Path=None) -> pd.DataFrame:
 # %% ../../nbs/03_training/08_study.ipynb #42df5d6d
 def import_studies(files:Sequence) -> list:
     "Imports Python files; the studies that they register, or call `STUDY`. ValueError as `import_file` and `register`."
-    for module in map(import_file, files):
+    for module in [ask("import_file", f) for f in files]:
         found = getattr(module, "STUDY", None)
         if isinstance(found, Study) and STUDIES.get(found.name) is not found:
             register("study", found.name, found, origin_of(vars(module)))
@@ -424,14 +422,14 @@ def import_studies(files:Sequence) -> list:
 # %% ../../nbs/03_training/08_study.ipynb #dcbcb914
 def study_of(file:str|Path, digest:str=None) -> Study:
     "The study of a Python file. ValueError (expected, got, fix) if there is none, or several; and as `import_file`."
-    import_file(file, digest)
+    ask("import_file", file, digest)
     if len(found := import_studies([file])) == 1: return found[0]
     got = ", ".join(s.name for s in found) or "none"
     refuse(f"import {Path(file).name}", "a Study called STUDY, or one registered", got, fix="define it")
 
 def _registered_study(name:str, file:str|Path, digest:str) -> Study:
     "A registered study by name, in a process that may not know its file yet."
-    need_files({file: digest})
+    ask("need_files", {file: digest})
     return STUDIES[name] if name in STUDIES else study_of(file, digest.partition("+")[0])
 
 # %% ../../nbs/03_training/08_study.ipynb #0ff11e01
@@ -441,7 +439,7 @@ class _OfFile:
     file: str
     digest: str
     __qualname__: str
-    def __call__(self, *args): return getattr(import_file(self.file, self.digest), self.__qualname__)(*args)
+    def __call__(self, *args): return getattr(ask("import_file", self.file, self.digest), self.__qualname__)(*args)
 
 def _portable_function(f:Callable):
     "A function as a worker can be sent it: as it is, or as one `_OfFile`."
@@ -483,7 +481,9 @@ class TrainingStudy(Study):
         for name, stream in dict.fromkeys((j.condition, j.stream) for j in jobs):
             seeds = [s for j in jobs if (j.condition, j.stream) == (name, stream) for s in j.seeds]
             runs = [run for s in seeds if (run := store.find(name, s, stream)) is not None]
-            if runs: found.append(ask("read_twice", self.read, name, runs) if of_users(self.read) else self.read(name, runs))
+            if not runs: continue
+            twice = ask("of_users", self.read)
+            found.append(ask("read_twice", self.read, name, runs) if twice else self.read(name, runs))
         return pd.concat(found, ignore_index=True) if found else pd.DataFrame()
 
 # %% ../../nbs/03_training/08_study.ipynb #c5a0e002
