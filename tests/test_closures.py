@@ -1,11 +1,12 @@
 """What importing a room pulls in, in lines, with all that its imports import: a budget for each, which may only fall."""
-import ast
-from functools import lru_cache
 from pathlib import Path
 
 import pytest
 
+from moe_redistribution.record.house import closure, rooms_of
+
 PACKAGE = Path(__file__).parents[1] / "moe_redistribution"
+
 BUDGETS = {  # rooms → lines; the last is what the main study takes: train, ablate, judge, page
     "basics.files": 205, "basics.registry": 235, "tasks.task": 500, "instruments.rows": 320, "models.population": 2_180,
     "judge.statistics": 360, "judge.verdicts": 540, "judge.audits": 700, "report.values": 1_020,
@@ -14,27 +15,8 @@ BUDGETS = {  # rooms → lines; the last is what the main study takes: train, ab
 # rooms that know what is a user's; a room of the core asks for them by a word (basics.registry.HOOKS)
 USERS = {"basics.own_code", "basics.kinds"}
 
-def path_of(room): return PACKAGE / f"{room.replace('.', '/')}.py"
-
-@lru_cache(maxsize=None)
-def imports(room):
-    "Rooms that a room imports when it is imported."
-    out, folder = set(), room.split(".")[:-1]
-    for node in ast.parse(path_of(room).read_text(encoding="utf-8")).body:
-        if not isinstance(node, ast.ImportFrom) or not node.level: continue
-        base = ".".join([*folder[:len(folder) - node.level + 1], *filter(None, [node.module])])
-        out |= {n for n in (base, *(f"{base}.{a.name}".strip(".") for a in node.names)) if path_of(n).is_file()}
-    return out
-
-def closure(rooms):
-    seen, todo = set(), list(rooms)
-    while todo:
-        if (room := todo.pop()) not in seen:
-            seen.add(room)
-            todo += imports(room)
-    return seen
-
-def lines(rooms): return sum(len(path_of(r).read_text(encoding="utf-8").splitlines()) for r in rooms)
+def lines(rooms):
+    return sum(len((PACKAGE / f"{r.replace('.', '/')}.py").read_text(encoding="utf-8").splitlines()) for r in rooms)
 
 @pytest.mark.parametrize("rooms, budget", BUDGETS.items())
 def test_a_room_pulls_in_no_more_than_its_budget(rooms, budget):
@@ -45,13 +27,12 @@ def test_a_room_pulls_in_no_more_than_its_budget(rooms, budget):
 CORE = "tasks", "models", "training", "instruments", "judge", "report"
 
 def test_the_core_knows_no_room_that_reads_or_checks_what_is_a_users():
-    rooms = [f"{part}.{p.stem}" for part in CORE for p in (PACKAGE / part).glob("*.py") if p.stem[0] != "_"]
+    rooms = [r for part in CORE for r in rooms_of(part).room]
     assert len(rooms) > 50 and not {r: closure([r]) & USERS for r in rooms if closure([r]) & USERS}
 
 def test_what_a_verdict_needs_is_no_trainer_and_no_store():
     assert not {r for r in closure(["judge.verdicts", "report.values"]) if r.startswith(("training.", "models.", "instruments."))}
 
 def test_no_room_imports_the_guard_but_the_guard():
-    rooms = [".".join(p.relative_to(PACKAGE).with_suffix("").parts) for p in PACKAGE.rglob("*.py") if p.name[0] != "_"]
-    guard = {r for r in rooms if r.startswith("guard.")}
-    assert len(guard) == 5 and not {r: imports(r) & guard for r in rooms if r not in guard and imports(r) & guard}
+    rooms, guard = {*rooms_of().room}, {*rooms_of("guard").room}
+    assert len(guard) == 5 and not closure(rooms - guard) & guard

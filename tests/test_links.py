@@ -47,7 +47,7 @@ def links(page):
             at = ((NBS / page).parent / path).resolve() if path else NBS / page
             to = at.relative_to(NBS).as_posix() if NBS in at.parents else ""
             if (to := ADDRESS.get(to, to)) in PAGES: yield link, to, fragment
-            elif re.search(r"\.(ipynb|html)$", path): yield link, "", fragment
+            elif not at.exists() and NBS / "rows" not in at.parents: yield link, "", fragment
 
 def judged(page):
     "Keys of the claims that a page judges: the site's frame makes each an address there (tests/test_ways.py)."
