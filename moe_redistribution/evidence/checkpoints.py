@@ -25,6 +25,7 @@ def checkpoint_path(c:str|Condition, rule:str, root:str|Path=None) -> Path:
     "Where a condition's committed weights at a rule lie."
     return Path(root or ROOT) / "checkpoints" / f"{condition(c).name}.{rule}.safetensors"
 
+# %% ../../nbs/06_evidence/06_checkpoints.ipynb #1c47f337
 def checkpoint(
     c:str|Condition,  # a condition or its name
     rule:str="first256",  # by which the weights were kept
@@ -36,6 +37,7 @@ def checkpoint(
     tensors, info = _its_own(c, rule, root)
     return Trained({n: v.float() for n, v in tensors.items()}, c, info["seeds"])
 
+# %% ../../nbs/06_evidence/06_checkpoints.ipynb #93caa26e
 def checkpoint_seeds(
     c:str|Condition,  # a condition or its name
     rule:str="first256",  # by which the weights were kept
@@ -44,6 +46,7 @@ def checkpoint_seeds(
     "The seeds that a committed checkpoint stacks; errors as `checkpoint`."
     return _its_own(c, rule, root)[1]["seeds"]
 
+# %% ../../nbs/06_evidence/06_checkpoints.ipynb #6ce87ada
 def _its_own(c, rule, root):
     "(tensors, info) of a checkpoint file; `Damaged` if it says that it is another's, whatever it is called."
     if not (path := checkpoint_path(c, rule, root)).exists():
@@ -57,6 +60,7 @@ def _its_own(c, rule, root):
     refuse(path, f"the checkpoint {expected}", f"{got}, another one",
            fix=f"git checkout checkpoints/{'.'.join(expected)}.safetensors", error=Damaged)
 
+# %% ../../nbs/06_evidence/06_checkpoints.ipynb #6b884a66
 @torch.no_grad()
 def right_answers(params:dict, c:str|Condition, seeds:Sequence[int]=SEEDS) -> pd.DataFrame:
     "Of a population's scored predictions on all inputs, how many are `right`, `of` how many; one row a seed."

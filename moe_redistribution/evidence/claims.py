@@ -60,6 +60,7 @@ def cells_of(reading) -> list:
     "(condition, position, unit) of each cell of a reading; an empty unit is the whole."
     return list(product(each_name(reading.condition), reading.position.split(), reading.unit.split() or [""]))
 
+# %% ../../nbs/06_evidence/02_claims.ipynb #a724b528
 def null_score(reading, null:str) -> float:
     "What a null of the task of a reading scores."
     known = baselines(reading.condition.split("/")[0])
@@ -75,6 +76,7 @@ def _as_versus(reading, word:str):
     for n in said: choose("column in versus", n, Reading._fields, "a column that picks rows, as in site=ffn_out")
     return reading._replace(**said)
 
+# %% ../../nbs/06_evidence/02_claims.ipynb #2dc48daa
 def stand_in(reading):
     "Of one that reads the best epoch, which a run may not reach: the same at the task's first rule; else None."
     first = TASK_RULES[reading.condition.partition("/")[0]][0] if is_condition(reading.condition) else "best"
@@ -147,11 +149,13 @@ class Measured:
         "Seeds × cells of a reading, nan where failed or missing, and sentences that say which those are."
         return self.once(reading, lambda: _look(self, reading))
 
+# %% ../../nbs/06_evidence/02_claims.ipynb #79ff8aef
 def _coded(column):
     "The place of each value of a column among those that differ, and value → place."
     codes, values = pd.factorize(column.fillna("") if column.name == "unit" else column)
     return codes, {x: i for i, x in enumerate(values)}
 
+# %% ../../nbs/06_evidence/02_claims.ipynb #2a88f120
 def _look(rows, r) -> tuple:
     "What `Measured.read` gives, worked out."
     cells, notes, seeds = {}, [], seed_list(r.seeds)
@@ -187,6 +191,7 @@ def _ratio(x, y):
     r = x.mean() / y.mean()
     return pd.Series(r + (x - r * y) / y.mean(), index=both.index)
 
+# %% ../../nbs/06_evidence/02_claims.ipynb #ef614ebb
 def by_seed(cells:pd.DataFrame):
     "The mean of the cells in each seed, nan where one of them is; a constant as it is."
     return cells if isinstance(cells, float) else cells.mean(axis=1, skipna=False)
@@ -300,6 +305,8 @@ WHAT_N_COUNTS = {"seeds": "trainings, a seed each",
                  "models": "models of different sizes, over which a law is said to hold",
                  "tables": "draws of a table, such as which inputs are exceptions", "texts": "texts that a model reads",
                  "none": "nothing: a fact, which needs no run"}
+
+# %% ../../nbs/06_evidence/02_claims.ipynb #365235e0
 @lru_cache(maxsize=8)
 def _checked(check, paths, *changed): return check(paths)           # every comparison asks for the bridge
 
@@ -310,6 +317,7 @@ def _table(check, name, path):
     files = *paths, *printed, DATA / "margins.csv", DATA / "SHA256SUMS"
     return _checked(check, paths, *(p.stat().st_mtime_ns for p in files)).copy()
 
+# %% ../../nbs/06_evidence/02_claims.ipynb #1918d6b9
 def _n_seeds(text):
     try: return len(seed_list(text))
     except ValueError: return 0
@@ -320,6 +328,7 @@ def _refuse_lines(table:str, names:pd.Series, rules:dict):
         if bad.any(): refuse(f"{table}.csv", expected, f"other values at {', '.join(names[bad].unique())}", fix=fix)
     check_all(*(partial(rule, expected, *how) for expected, how in rules.items()))
 
+# %% ../../nbs/06_evidence/02_claims.ipynb #de8666e1
 def check_claims(paths:Sequence) -> pd.DataFrame:
     "The lines of some claims.csv with their margins and scales. `Faults` (a message a rule) where they do not fit."
     df = checked_table(paths, CLAIM_COLUMNS, ["id", "protocol"], ["n", "unit_factor", "margin"])
@@ -337,6 +346,7 @@ def check_claims(paths:Sequence) -> pd.DataFrame:
         f"a contrast's over of {list(WHAT_N_COUNTS)}": (own & ~df["over"].isin(WHAT_N_COUNTS), "say what n counts")})
     return df.assign(margin=df["margin"].where(own, (m := margins(df))["margin"]), scale=m["scale"])
 
+# %% ../../nbs/06_evidence/02_claims.ipynb #55caf973
 def claims(path:str|Path=None) -> pd.DataFrame:
     """The bridge id → our rows, one row per (id, protocol). ValueError where it contradicts `paper_values`.
 
@@ -349,6 +359,7 @@ def paper_items(bridge:pd.DataFrame=None) -> list:
     items = (claims() if bridge is None else bridge)["item"].unique()
     return sorted(i for i in items if not i.startswith("contrast"))
 
+# %% ../../nbs/06_evidence/02_claims.ipynb #d5379e7a
 def contrasts_asked() -> dict:
     "question → the registered contrasts that ask it."
     asked = {}
@@ -360,7 +371,8 @@ POWER, CONFIRMED = "power", "confirmed"
 PROTOCOLS = {"paper": "as the authors did it", "audited": "as it should be asked",
              "uncopied": "the audited one, copies ruled out",
              CONFIRMED: "as the authors did it, on seeds that nobody had seen",
-             f"{CONFIRMED}_audited": "as it should be asked, on these", f"{CONFIRMED}_uncopied": "copies ruled out, on these",
+             f"{CONFIRMED}_audited": "as it should be asked, on these",
+             f"{CONFIRMED}_uncopied": "copies ruled out, on these",
              POWER: "two arms between which a difference has to show, if there is one to be had"}
 EXPECTS = {"+": "a difference above 0", "-": "a difference below 0", "0": "a difference within the margin of 0",
            "number": "the printed number itself", "+~": "as +, and a size in words, which is not tested",
@@ -398,6 +410,7 @@ def _check_statements(paths:Sequence, pages:Path=DATA.parent / "nbs") -> pd.Data
             pair[SAME].transform("nunique").max(axis=1) > 1, "copy those of paper")})
     return df
 
+# %% ../../nbs/06_evidence/02_claims.ipynb #9821d9f0
 def statements(path:str|Path=None) -> pd.DataFrame:
     """Every claim of the papers, one row per (key, protocol), in order. ValueError names what does not fit.
     `margin` (unit of the values): the smallest difference that counts, 0 where only a direction is claimed."""
@@ -411,6 +424,7 @@ def first_learners(rows, s):
     enough = np.flatnonzero(np.isin(seeds, learned).cumsum() == s.n)
     return s._replace(seeds=" ".join(map(str, seeds[:enough[0] + 1]))) if len(enough) else s
 
+# %% ../../nbs/06_evidence/02_claims.ipynb #c71758b5
 def readings_of(said=None) -> list:
     "What statements read (all, or some rows of `statements`), and with them their quoted numbers and their families."
     said, bridge = statements() if said is None else said, claims()

@@ -155,6 +155,7 @@ def answered(rows:pd.DataFrame|Measured, asked:Sequence[Claim]) -> pd.DataFrame:
                for same, p in zip(out["p_equivalence_holm"], out["p_holm"])]
     return out.assign(outcome=np.where(out["n"] > 0, decided, "not attempted"))
 
+# %% ../../nbs/06_evidence/08_contrasts.ipynb #c574ac77
 def contrasts(
     rows:pd.DataFrame|Measured,  # of the instrument ablation, as `recorded_rows` reads them
     edit:str="mean",  # what stands in the FFN's place
@@ -169,6 +170,7 @@ def contrasts(
     registered = registered[registered["edit"] == choose("edit", edit, sorted(registered["edit"].unique()))]
     return answered(rows, [c.at(rule, seeds) for c in Claim.of(registered)])
 
+# %% ../../nbs/06_evidence/08_contrasts.ipynb #02ea82e7
 def _contrast(rows, c):
     "One row of `contrasts`, all but the adjusted p and `outcome`; several other sides count as one."
     cells, others, notes = c.sides(rows)
@@ -199,6 +201,7 @@ def contrast_table(root:str|Path=None) -> pd.DataFrame:
         got[f"{p}_all"] = pd.Series(holm(got.loc[whole, p].astype(float)), got.index[whole]) if whole.any() else np.nan
     return got[["family", *(c for c in got if c != "family")]]
 
+# %% ../../nbs/06_evidence/08_contrasts.ipynb #1af267b6
 def survivors(table:pd.DataFrame) -> pd.DataFrame:
     "Of a `contrast_table`: contrasts with all their seeds that are different, and equivalent, by either correction."
     by = {"different": "p_t_all", "equivalent": "p_equivalence_all"}

@@ -42,17 +42,20 @@ def _cannot_reject(said, bridge):
     own = said[(said["stream"] == "paired") & said["expects"].str[0].isin(["+", "-"]) & (said["n"] < flips_needed())]
     yield from ((r, f"n = {r.n}", f"{flips_needed()} seeds") for r in own.itertuples())
 
+# %% ../../nbs/06_evidence/09_design.ipynb #ee122b52
 def _cannot_fail(said, bridge):
     for r in pd.concat([said, bridge]).itertuples():
         if r.versus and set(each_name(r.condition)) == set(each_name(r.versus)):
             yield r, f"{r.condition} on both sides", "another condition, or another site by site=…"
 
+# %% ../../nbs/06_evidence/09_design.ipynb #71580615
 def _no_control(said, bridge):
     one_sided = said["versus"].str.fullmatch(r"value=\S+") & (said["stream"] == "paired") & (said["margin"] == 0)
     alone = one_sided.groupby(said["key"]).transform("all") & said["expects"].ne("number")
     yield from ((r, f"{r.metric} against {r.versus}", "an audited reading against a null, or a margin")
                 for r in said[alone].itertuples())
 
+# %% ../../nbs/06_evidence/09_design.ipynb #913dfda6
 def _no_unit(said, bridge):
     lines = pd.concat([said, bridge])
     unsaid = lines[~lines["over"].isin(WHAT_N_COUNTS)]
@@ -64,6 +67,7 @@ def _no_guess(said, bridge):
     yield from ((r, "null is empty", "a number, or 'none' for what cannot be guessed, such as a loss")
                 for r in bridge[~known & (bridge["null"] == "")].itertuples())
 
+# %% ../../nbs/06_evidence/09_design.ipynb #d719117e
 def _two_margins(said, bridge):
     where = said["condition"].str.partition("/")[0] + " " + said["metric"]
     many = said.groupby(["key", where])["margin"].transform("nunique") > 1

@@ -57,7 +57,8 @@ class Contrast:
         arms = (*self.power,) if isinstance(self.power, (tuple, list)) else ()
         if not len(arms) == len({*arms}) == 2 or {*arms} == {self.a, self.b} or not (self.says and self.expects == "0"):
             why = self.power if self.says and self.expects == "0" else f'{self.power} beside expects="{self.expects}"'
-            refuse(f"power of {self.name}", "of a sentence that expects 0, two arms other than its own that differ if anything can be won",
+            refuse(f"power of {self.name}",
+                   "of a sentence that expects 0, two arms other than its own that differ if anything can be won",
                    why or "none", fix='power=("wide", "narrow")')
     def lines(self, study:Study) -> dict:
         "Table → its lines there, a dict of texts each. ValueError for arms or seeds that `study` has not got."
@@ -70,7 +71,8 @@ class Contrast:
         said = same | dict(id=f"contrast.{study.name}.{self.name}", protocol="audited",
                            item="_".join(filter(None, ["contrast", study.name, self.family])),
                            null=str(self.null), unit_factor="1", note=self.says)
-        armed = {POWER: dict(condition=_row_name(self, study, self.power[0]), versus=_row_name(self, study, self.power[1]),
+        armed = {POWER: dict(condition=_row_name(self, study, self.power[0]),
+                             versus=_row_name(self, study, self.power[1]),
                              note="what there is to win")} if self.power else {}
         paper = study_papers().get(study.name, next(iter(papers())))
         asked = [same | dict(key=f"{paper}-{study.name}-{self.name}", protocol=p, section=paper, page=self.page,
@@ -107,9 +109,11 @@ def _beside_chance(contrasts:Sequence, dealt:dict):
     for c in contrasts:
         for arm in {c.a, c.b} & {*dealt}:
             if {arm, dealt[arm]} not in asked:
-                refuse(f"contrast {c.name}", f"another one of {arm} beside {dealt[arm]}, whose choices have the same key by chance",
+                refuse(f"contrast {c.name}",
+                       f"another one of {arm} beside {dealt[arm]}, whose choices have the same key by chance",
                        "none", fix=f"Contrast(…, a={arm!r}, b={dealt[arm]!r}, …)")
 
+# %% ../../nbs/06_evidence/03_planned.ipynb #72081bff
 def _planned_lines() -> dict:
     """Study → table → the lines of the contrasts that stand beside it. `Faults`, a line each, for those that have none, and
     for a study whose `DEALT` names a choice that nothing sets beside chance."""
@@ -122,6 +126,7 @@ def _planned_lines() -> dict:
               *(lambda own=own, d=chance[folder]: _beside_chance(own, d) for folder, own in planned.items()))
     return out
 
+# %% ../../nbs/06_evidence/03_planned.ipynb #846d9dcb
 def _with_lines(path:Path, lines:Sequence) -> str:
     """The text of a study's table with planned `lines` that it lacks at its end; as it is, where it lacks none.
 
@@ -142,6 +147,7 @@ def _with_lines(path:Path, lines:Sequence) -> str:
     csv.writer(new := io.StringIO(), lineterminator="\n").writerows(added)
     return text + "\n" * (text[-1:] != "\n") + new.getvalue()
 
+# %% ../../nbs/06_evidence/03_planned.ipynb #925d26bd
 def planned_files(data:str|Path=None) -> dict:
     "Table that planned contrasts add something to → its text then. `Faults` as `_planned_lines` and `_with_lines`."
     out = {}

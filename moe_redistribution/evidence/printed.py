@@ -31,6 +31,7 @@ READ_OFF = .01                            # how finely a bar of a printed pictur
 
 def _place(path): return path.relative_to(DATA.parent).as_posix() if path.is_relative_to(DATA.parent) else path.name
 
+# %% ../../nbs/06_evidence/01_printed.ipynb #5a94cc70
 def checked_table(paths:Sequence, columns:Sequence[str], key:Sequence[str], numbers:Sequence[str]) -> pd.DataFrame:
     """One table of one or several CSVs: each with exactly `columns` and at least one row, `key` unique over all; text
     stays text, `numbers` become floats."""
@@ -57,6 +58,7 @@ def study_tables(name:str, data:str|Path=None, needed:bool=True) -> list:
     found = sorted(data.glob(f"*/{name}.csv"), key=place)
     return [of_clone(p) for p in found or [data / f"{name}.csv"] * needed]
 
+# %% ../../nbs/06_evidence/01_printed.ipynb #7f34af4f
 def _about(folder):
     "Number and title of a study's paper; a study of no paper comes last."
     path = folder / "paper.csv"
@@ -69,6 +71,7 @@ def papers(data:str|Path=None) -> dict:
     "Number → title of every paper that a study is about, in order; the first is the main one."
     return dict(_about(p.parent) for p in study_tables("paper", data))
 
+# %% ../../nbs/06_evidence/01_printed.ipynb #f9bafda7
 def study_papers(data:str|Path=None) -> dict:
     "Study → the number of the paper that it is about."
     return {p.parent.name: _about(p.parent)[0] for p in study_tables("paper", data)}
@@ -87,6 +90,7 @@ def _check_sum(path:str|Path) -> Path:
     refuse(_place(path), f"sha256 {want[:16]}", f"{got[:16]}, so the file was changed or cut short",
            "the committed file", f"git checkout -- {_place(path)}")
 
+# %% ../../nbs/06_evidence/01_printed.ipynb #6365c68e
 def _last_digit(text, scale):
     "What one more in the last place of a printed number adds to it, in our unit; nan where nothing is printed."
     return float(Decimal(1).scaleb(Decimal(text).as_tuple().exponent) / Decimal(scale)) if text else np.nan
@@ -97,10 +101,12 @@ def _printed(*paths):
     df, text = (checked_table([p for p, _ in paths], PAPER_COLUMNS, ["id"], numbers)
                 for numbers in (["mean", "std", "n_seeds"], []))
     scale, note = df["unit"].map(SCALE), df["note"].str.lower()
-    digit = pd.Series(map(_last_digit, text["mean"], scale), dtype=float)           # in decimals, so equal ones are equal
+    # in decimals, so equal ones are equal
+    digit = pd.Series(map(_last_digit, text["mean"], scale), dtype=float)
     digit = digit.mask(note.str.startswith("approx"), 0.0).mask(note.str.startswith("approximate read-off"), READ_OFF)
     return df.assign(value=df["mean"] / scale, value_std=df["std"] / scale, digit=digit)
 
+# %% ../../nbs/06_evidence/01_printed.ipynb #ed94082d
 def paper_values(path:str|Path=None) -> pd.DataFrame:
     """Every number the papers print, one row per `id`; `value` and `value_std` are fractions where `unit` is percent.
 
@@ -110,6 +116,7 @@ def paper_values(path:str|Path=None) -> pd.DataFrame:
     paths = [Path(path)] if path else study_tables("values")
     return _printed(*((p, _check_sum(p).stat().st_mtime_ns) for p in paths)).copy()
 
+# %% ../../nbs/06_evidence/01_printed.ipynb #ff303936
 def printed_items(item:str) -> list:
     """The printed items that `item` names: itself, or its parts (`fig15` → `fig15a_caption`).
 
@@ -130,6 +137,7 @@ def _quantity(unit:str, stream:str="", aggregate:str="", metric:str=""):
         return "fact as a share" if unit in ("percent", "fraction") else "fact"
     return "ratio" if aggregate == "ratio" else unit
 
+# %% ../../nbs/06_evidence/01_printed.ipynb #0b7685b9
 def margins(bridge:pd.DataFrame) -> pd.DataFrame:
     """`margin` and `scale` of every line of a bridge; nan for ids that the paper does not print.
 

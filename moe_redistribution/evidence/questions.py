@@ -66,7 +66,8 @@ class Question:
                 return f"different, both near {where}" if r.p_holm < .05 else f"not told apart: both at {where}"
             return BOTH if max(r.p_equivalence_holm, r.p_holm) < .05 else outcome(r.p_equivalence_holm, r.p_holm)
         doubt = {*values["condition"][values["unchecked"].fillna("") != ""]} if "unchecked" in values else set()
-        return out.assign(outcome=[decided(r) + ", unchecked" * bool({r.a, r.b} & doubt) for r in out.itertuples()])[ANSWERED]
+        return out.assign(outcome=[decided(r) + ", unchecked" * bool({r.a, r.b} & doubt)
+                                   for r in out.itertuples()])[ANSWERED]
 
 # %% ../../nbs/06_evidence/10_questions.ipynb #f97fe9d5
 def _paired(values, a, b, seeds):

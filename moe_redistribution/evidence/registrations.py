@@ -39,6 +39,7 @@ NOTES = "notes"             # what else stands in a line: its family, its scale,
 WHOLE_FILES = "files"             # the other tables of data/, whole: trials that were seen, printed values, margins
 DEFINES = ["expects", *ASKS, "null", "seeds", "over", "margin"]
 
+# %% ../../nbs/06_evidence/04_registrations.ipynb #924154a3
 def _defines(row:dict) -> dict:
     """What defines a line of `data/` (`DEFINES`), in a canonical form; `row`: a dict or Series of its columns.
 
@@ -72,6 +73,7 @@ def defined_in(table:str, text:str) -> dict:
 @lru_cache(maxsize=None)                                 # most lines of two versions of a table are the same
 def _hash_once(head, line): return definition_hash(_UNSAID | dict(zip(head, line)))
 
+# %% ../../nbs/06_evidence/04_registrations.ipynb #46e9a7fe
 def _sentence_hash(line:dict) -> str:
     "First twelve digits of the SHA-256 of the words of a statement."
     return hashlib.sha256(line["statement"].encode()).hexdigest()[:12]
@@ -82,6 +84,7 @@ def _note_hash(line:dict) -> str:
                                                              "protocol", "statement", "page")}
     return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()[:12] if rest else ""
 
+# %% ../../nbs/06_evidence/04_registrations.ipynb #b4548efc
 _OF_STUDY = re.compile(r"\b[a-z_]+\.[a-z0-9_]+/[^\s|&,]+")
 
 def _arm_of(name:str) -> tuple:
@@ -98,6 +101,7 @@ def named_arms(line:dict) -> list:
     words = [w.removeprefix("condition=") for w in re.split(r"[\s|&]+", said)]
     return [*_OF_STUDY.findall(said), *filter(is_condition, words)]
 
+# %% ../../nbs/06_evidence/04_registrations.ipynb #d9b4cee6
 def _choices(name):
     "Every choice that the name of a condition resolves to today, the recipe's own too."
     c = condition(name)
@@ -119,6 +123,7 @@ def line_definitions(table:str, line:dict) -> list:
     if table == "statements" and protocol == "paper": out.append((SENTENCES, key, "paper", _sentence_hash(line)))
     return [x for x in out if x[3]]
 
+# %% ../../nbs/06_evidence/04_registrations.ipynb #b3120c64
 def other_files(data:str|Path=None) -> list:
     "Tables under `data` that are registered whole."
     return [p for p in sorted(Path(data or DATA).rglob("*.csv")) if p.stem not in REGISTERED_TABLES]
@@ -128,6 +133,7 @@ def file_definition(path:Path, data:str|Path=None) -> tuple:
     name = path.relative_to(data or DATA).as_posix()
     return WHOLE_FILES, name, "all", hashlib.sha256(as_committed(path).read_bytes()).hexdigest()[:12]
 
+# %% ../../nbs/06_evidence/04_registrations.ipynb #1844454e
 def _definitions(data:str|Path=None) -> pd.DataFrame:
     """What stands in `data` today: every line of its tables, every sentence and note, the settings of every arm that a
     line names, every other file: table, key, protocol, hash.
@@ -158,6 +164,8 @@ ACCESS = {"nothing run": "older than every row that it reads",
 BEFORE_ROWS = ("nothing run", "pilot seen")          # of what it reads no row of any measure was there
 FILE, COLUMNS = "results/registrations.csv", "table key protocol hash date commit access".split()
 PILOTS = "begins seeds seen where".split()        # columns of a study's pilots.csv
+
+# %% ../../nbs/06_evidence/04_registrations.ipynb #db253dde
 def _pilots(data:str|Path=None) -> pd.DataFrame:
     """Trials that somebody had seen before definitions were written: `begins` (of their keys, words), `seeds` of the
     definitions that had been seen whole, what was `seen`, and `where` its figures stand. Empty where no study has such
@@ -187,6 +195,7 @@ def row_files(instrument:str, name:str) -> list:
     names = dict.fromkeys([name.partition("/")[0], name, in_old_names(name)])
     return [f"{folder}/{n}.parquet" for n in names] + [p.format(name) for p in _BEFORE if instrument == "ablation"]
 
+# %% ../../nbs/06_evidence/04_registrations.ipynb #019904ea
 def cells_read(claim:Claim, quoted:dict) -> list:
     """What a claim reads: (instrument, condition, *SPOT, seeds), once each; `quoted`: key → claim, of printed numbers.
 
@@ -225,6 +234,7 @@ def in_order(lines:pd.DataFrame) -> pd.DataFrame:
     lines = lines.sort_values("date", kind="stable", ignore_index=True)
     return lines.assign(amended=lines.groupby(KEY).cumcount())
 
+# %% ../../nbs/06_evidence/04_registrations.ipynb #5010224d
 def _every_registration(path:str|Path=None) -> pd.DataFrame:
     """Every registration by date: COLUMNS, and `amended`, how many of its (table, key, protocol) went before it.
 
@@ -242,6 +252,7 @@ def _every_registration(path:str|Path=None) -> pd.DataFrame:
     seen = _have_pilots(lines["key"]).to_numpy(bool) & (lines["access"] == "nothing run")
     return in_order(lines.assign(access=lines["access"].mask(seen, "pilot seen")))
 
+# %% ../../nbs/06_evidence/04_registrations.ipynb #0f00e042
 def registrations(path:str|Path=None) -> pd.DataFrame:
     "The last registration of every (table, key, protocol), as `_every_registration` gives it."
     return _every_registration(path).drop_duplicates(KEY, keep="last").reset_index(drop=True)
@@ -270,10 +281,14 @@ SEEN = ("other measures seen", "in part", "results seen")
 def _changes(path, changed):
     every = _every_registration(path).query("table in ['statements', @SENTENCES] and amended > 0 and access in @SEEN")
     def often(own): return {1: "once", 2: "twice"}.get(n := own["date"].nunique(), f"{n} times")
-    def what(own): return "sentence" if (own["table"] == SENTENCES).all() else "definition" if "paper" in {*own["protocol"]} else "control"
-    return {key: "; ".join(f"{what(own)} changed {often(own)} after rows were read" for _, own in both.groupby("table", sort=False))
+    def what(own):
+        return ("sentence" if (own["table"] == SENTENCES).all()
+                else "definition" if "paper" in {*own["protocol"]} else "control")
+    return {key: "; ".join(f"{what(own)} changed {often(own)} after rows were read"
+                           for _, own in both.groupby("table", sort=False))
             for key, both in every.groupby("key")}
 
+# %% ../../nbs/06_evidence/04_registrations.ipynb #f7148950
 def changed_late(key:str, path:str|Path=None) -> str:
     """What is said beside the verdict of a claim whose control, reading or sentence was changed when rows of what it reads
     were there, and how often; empty for others, and where nothing is registered."""

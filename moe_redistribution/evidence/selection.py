@@ -57,10 +57,12 @@ def _runs(*files):
     "The runs of these files, read once while they stay as they are."
     return pd.concat([pd.read_parquet(p) for p, _ in files], ignore_index=True)
 
+# %% ../../nbs/06_evidence/07_selection.ipynb #0dbd6b72
 def _by_condition(runs:pd.DataFrame, of:Callable) -> pd.Series:
     "`of(condition)` for each run, worked out once a condition."
     return runs["condition"].map({n: of(condition(n)) for n in runs["condition"].unique()})
 
+# %% ../../nbs/06_evidence/07_selection.ipynb #6e9f47df
 def weightless_runs(name:str, root:str|Path=None, but:Iterable=()) -> list:
     """Recorded runs of a condition that are not in `but`, without their weights: enough for an instrument that trains
     its own."""
@@ -81,11 +83,13 @@ def generalised_rows(rows:pd.DataFrame, root:str|Path=None) -> pd.DataFrame:
     keys = ["condition", "stream", "seed"]
     return rows[~pd.MultiIndex.from_frame(rows[keys]).isin(pd.MultiIndex.from_frame(_unlearned_runs(root)[keys]))]
 
+# %% ../../nbs/06_evidence/07_selection.ipynb #77ce092f
 def learned_rows(rows:pd.DataFrame, root:str|Path=None) -> pd.DataFrame:
     "Rows at `first99` once more, under the rule `learned`: without a value where the run is one of `_unlearned_runs`."
     own = rows[rows["rule"] == "first99"]
     return own.assign(rule="learned", value=own["value"].where(own.index.isin(generalised_rows(own, root).index)))
 
+# %% ../../nbs/06_evidence/07_selection.ipynb #b8ec4424
 def recorded_history(names:str|Sequence[str], stream:str="authors", root:str|Path=None,
                      whose:str=HOUSE) -> pd.DataFrame:
     """The recorded evaluations of these conditions, in long form: condition, stream, seed, step, loss, accuracies.
@@ -168,6 +172,7 @@ def rows_of(instrument:str, names:str|Sequence[str], streams:Sequence[str]=None,
     if instrument == "runs" and len(found): found = run_rows(found)
     return found if streams is None else found[found["stream"].isin(streams)]
 
+# %% ../../nbs/06_evidence/07_selection.ipynb #339d9220
 def gather(pairs:Iterable, streams:Sequence[str]=READ, root:str|Path=None, whose:str=HOUSE) -> pd.DataFrame:
     """Rows of (instrument, condition) pairs in some streams, the house's or `whose`, with the instrument that measured
     them; what is not recorded is left out."""
@@ -177,6 +182,7 @@ def gather(pairs:Iterable, streams:Sequence[str]=READ, root:str|Path=None, whose
     found = [f for f in found if len(f)]
     return pd.concat(found, ignore_index=True) if found else NO_ROWS.assign(instrument="")
 
+# %% ../../nbs/06_evidence/07_selection.ipynb #5dbbc72d
 def item_rows(item:str, root:str|Path=None) -> pd.DataFrame:
     "The same behind one table or figure of the paper, everybody's: a claim names its seeds."
     return gather(asked_pairs(item), READ, root, EVERYBODY)
@@ -198,6 +204,7 @@ def _lines(readings) -> pd.DataFrame:
              for r in readings for name, at, _ in cells_of(r)]
     return pd.DataFrame(list(dict.fromkeys(lines)), columns=["instrument", "condition", *_PLACES])
 
+# %% ../../nbs/06_evidence/07_selection.ipynb #f6d791a1
 def rows_behind(readings, root:str|Path=None) -> pd.DataFrame:
     "Every recorded row that some readings name, with its instrument, and one row of each other run."
     found = [NO_ROWS.assign(instrument="")]
@@ -212,6 +219,7 @@ def rows_behind(readings, root:str|Path=None) -> pd.DataFrame:
             found.append(got[named | ~got.duplicated(["stream", "seed"])].assign(instrument=instrument))
     return pd.concat(found[1:] or found, ignore_index=True)
 
+# %% ../../nbs/06_evidence/07_selection.ipynb #35f698de
 class RowsBehind(Measured):
     "The recorded rows behind some readings; `every()`: readings that tell, besides, which runs there are."
     def __init__(self, readings, root:str|Path=None, every:Callable=None):

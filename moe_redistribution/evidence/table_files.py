@@ -28,6 +28,7 @@ def _coded(column) -> tuple:
     at, texts = pd.factorize(column, sort=True)
     return at, np.asarray(texts, dtype=object)
 
+# %% ../../nbs/06_evidence/05_table_files.ipynb #b47cc8b2
 def _hash_of(columns, at=slice(None)):
     "SHA-256 over the rows `at` of coded columns by name, those without any value left out."
     h = hashlib.sha256()
@@ -42,6 +43,7 @@ def _hash_of(columns, at=slice(None)):
         h.update(v.tobytes())
     return h.hexdigest()
 
+# %% ../../nbs/06_evidence/05_table_files.ipynb #b6162bf1
 def content_hash(frame:pd.DataFrame) -> str:
     "SHA-256 over the columns of a frame by name, those without any value left out."
     return _hash_of({n: _coded(frame[n]) for n in frame})
@@ -68,7 +70,8 @@ class Clone:
     """A clone of the repository as it was found at a public door; what stands behind it asks it where things lie.
 
     A path of it takes its place, and it that of its path."""
-    def __init__(self, root:str|Path=None): self.root = Path(root or ROOT).resolve()      # a path below may be joined again
+    def __init__(self, root:str|Path=None):
+        self.root = Path(root or ROOT).resolve()                               # a path below may be joined again
     def __fspath__(self): return str(self.root)
     def __truediv__(self, name:str|Path) -> Path: return self.root / name
     def name(self, path:Path) -> str:
@@ -132,6 +135,7 @@ def manifest(root:str|Path=None) -> pd.DataFrame:
 @lru_cache(maxsize=4)
 def _manifest(path, changed): return pd.read_csv(path)
 
+# %% ../../nbs/06_evidence/05_table_files.ipynb #99ba5b65
 def manifest_lines(path:Path) -> list:
     "What the manifest should say of one file of tables, line by line."
     whole = pd.read_parquet(as_committed(path))
@@ -148,6 +152,7 @@ def manifest_of(root:str|Path=None) -> pd.DataFrame:
     lines = [x for path in table_paths(root) for x in manifest_lines(path)]
     return pd.DataFrame(lines, columns=MANIFEST).sort_values(MANIFEST[:3], ignore_index=True)
 
+# %% ../../nbs/06_evidence/05_table_files.ipynb #70185c83
 def write_table(frame:pd.DataFrame, kind:str, task:str, root:str|Path=None) -> Path:
     """Writes one kind of table of one task, sorted, whole or not at all. The same rows give the same bytes; a table
     without rows has no file."""
@@ -167,9 +172,12 @@ def _outputs_hash(notebook:bytes) -> str:
     except (ValueError, KeyError, TypeError, AttributeError): return hashlib.sha256(notebook).hexdigest()
     return hashlib.sha256(json.dumps(shown, sort_keys=True).encode()).hexdigest()
 
-SUMMED = (".zenodo.json", "CITATION.cff", "README.md", "README_files", "_quarto.yml", "checkpoints", "codemeta.json", "data", "machines",
-          "moe_redistribution", "nbs", "reproduce.sh", "results", "ro-crate-metadata.json", "tools", "trainer")
-_PASSING = {"__pycache__", "node_modules", ".ipynb_checkpoints", ".quarto", "nbdev.yml", "sidebar.yml"}      # in no commit
+# %% ../../nbs/06_evidence/05_table_files.ipynb #c321da66
+SUMMED = (".zenodo.json", "CITATION.cff", "README.md", "README_files", "_quarto.yml", "checkpoints",
+          "codemeta.json", "data", "machines", "moe_redistribution", "nbs", "reproduce.sh", "results",
+          "ro-crate-metadata.json", "tools", "trainer")
+# in no commit
+_PASSING = {"__pycache__", "node_modules", ".ipynb_checkpoints", ".quarto", "nbdev.yml", "sidebar.yml"}
 
 def summed_files(root:str|Path=None) -> Iterator:
     "Every file that has a sum: all that is committed in the places of `SUMMED`."
@@ -180,6 +188,7 @@ def summed_files(root:str|Path=None) -> Iterator:
             hidden = p.name[0] == "." and p != place
             if p.is_file() and not run_now and not hidden and not _PASSING & {*p.relative_to(place).parts}: yield p
 
+# %% ../../nbs/06_evidence/05_table_files.ipynb #f3cbaa69
 def sum_of(name:str, data:bytes) -> str:
     """64 characters: the SHA-256 of a file. Of a notebook that says of no rows that it read them it is `#` and 63
     digits of its `_outputs_hash`: its text may be mended, and `sha256sum -c` takes the line for a remark."""

@@ -31,6 +31,7 @@ def derangement(n:int, device:str|torch.device="cpu"):
     order = _order(n)
     return torch.empty_like(order).scatter_(0, order, order.roll(1)).to(device)
 
+# %% ../../nbs/04_instruments/03_ablation.ipynb #50e76d02
 REPLACE = {"zero": torch.zeros_like,
            # over examples, per seed and position
            "mean": lambda x: _check_several(x).mean(1, keepdim=True).expand_as(x),
@@ -41,6 +42,7 @@ def _check_several(x:torch.Tensor):
     if x.ndim < 4 or x.shape[1] != 1: return x
     refuse("mean and resample", "two examples or more in a batch", 1, 2, "more examples, or zero")
 
+# %% ../../nbs/04_instruments/03_ablation.ipynb #9bf03a66
 def replace_among(counted:Callable, how:str, x:torch.Tensor):
     "Mean or resample over the entries of x (s, n, …) that `counted(x)` marks; the others are left as they are."
     on = counted(_check_several(x))
@@ -53,6 +55,7 @@ def units(c:str|Condition|Subject) -> list:
     "Names of a condition's or a subject's heads and experts."
     return subject(None, c).units
 
+# %% ../../nbs/04_instruments/03_ablation.ipynb #f240e705
 def edits_for(c:str|Condition|Subject, unit:str, how) -> dict:
     """The edits (site → edit) that replace a site, a head or an expert by zero, mean, resample, or as `edits.Edit`
     says: by what a function makes of it, or by a tensor with a seed axis. Raises ValueError for what the model has not
@@ -80,6 +83,7 @@ def _partner(on):
     before = torch.where(here < n_on, (here - 1) % n_on.clamp(min=1), here)
     return torch.empty_like(first).scatter_(1, first, first.gather(1, before))
 
+# %% ../../nbs/04_instruments/03_ablation.ipynb #c309a826
 def each_part(s:Subject, unit:str) -> list:
     """The sites or units that a name stands for, as a subject calls them: in each layer for `L*.`, each member of a set
     such as `L3.E1+E4` or, of several layers, `L0.E1,L1.E2`. ValueError for what it has not got."""
@@ -89,6 +93,7 @@ def each_part(s:Subject, unit:str) -> list:
     hint, members = "; a dense FFN has no experts to take apart" * dense, m[2].split("+")
     return [name for one in members for name in each_layer((m[1] or "") + one, s.units, "unit", hint)]
 
+# %% ../../nbs/04_instruments/03_ablation.ipynb #f7a0df6d
 def _add(out, own):
     "Adds edits (site → edit) to `out`, after those that are there."
     for site, f in own.items(): out[site] = f if site not in out else _then(out[site], f)
@@ -103,6 +108,7 @@ def _unit(i, new):
     "The edit of a site that replaces slice i of axis 3, a head or an expert, as `new` says."
     return PerMember(lambda x, own: _with(x, 3, i, apply_edit(new, x.select(3, i), own)))
 
+# %% ../../nbs/04_instruments/03_ablation.ipynb #af51b5b2
 _TOLD = ("mean", "resample")                                         # of an expert's output: over those who go to it
 def _told_who(prefix, e, how):
     "For these the edit has to know who goes to the expert, so it looks at the gates as they pass."
@@ -131,6 +137,7 @@ def combine_edits(c:Condition|Subject, edits:dict) -> dict:
         _add(out, edits_for(s, name, how))
     return out
 
+# %% ../../nbs/04_instruments/03_ablation.ipynb #b34b044d
 @opens
 def ablate(
     params:dict|Subject,  # parameters with a seed axis, or a subject
@@ -144,6 +151,7 @@ def ablate(
     s.check()
     return s.predict(combine_edits(s, edits)) == s.task.targets.to(s.device)
 
+# %% ../../nbs/04_instruments/03_ablation.ipynb #b8baf429
 @opens
 def ablate_each(params:dict|Subject, c:str|Condition|None, each:Sequence):
     "`ablate` for a list of sets of edits: (edit, s, n, read). ValueError for none."
@@ -166,6 +174,7 @@ def _then(first, then):
     if hasattr(first, "then"): return first.then(then)                                       # as an edit of routes
     return PerMember(lambda x, own: apply_edit(then, apply_edit(first, x, own), own))
 
+# %% ../../nbs/04_instruments/03_ablation.ipynb #22610cea
 def _stretches(made, site):
     "The edit of each set in `made` on its own stretch of the batch."
     return PerMember(lambda x, own: torch.cat([apply_edit(m[site], part, own) if site in m else part
@@ -208,6 +217,7 @@ def _kept(how):
         return seen[0]
     return put
 
+# %% ../../nbs/04_instruments/03_ablation.ipynb #6301310d
 def _decode(s, edits, at, of):
     "`decode` of member `at` of a population of `of`, given as a subject of its own."
     t, keep = s.task, {u: _kept(how) if isinstance(how, str) else how for u, how in edits.items()}
@@ -229,6 +239,7 @@ def _split_rows(right:torch.Tensor, t:Task, splits:dict, seeds:Sequence[int], **
     return [rows((hit * own).sum(1) / own.sum(1), seeds, metric="digits", position=whole_answer(t), split=name,
                  n_examples=own.sum(1).tolist(), **labels) for name, own in splits.items()]
 
+# %% ../../nbs/04_instruments/03_ablation.ipynb #f371bb40
 def _share_rows(hit:torch.Tensor, t:Task, seeds:Sequence[int], only:Sequence=None, **labels) -> pd.DataFrame:
     "Rows of the share of `hit` (s, n, read), for every span of positions and stratum (or those in `only`)."
     hit, here = hit.cpu().flatten(1).double(), [(*names, mask.flatten().nonzero()[:, 0])
@@ -238,6 +249,7 @@ def _share_rows(hit:torch.Tensor, t:Task, seeds:Sequence[int], only:Sequence=Non
     return rows(values, list(seeds) * len(here), **labels,
                 **dict(zip(("position", "stratum", "n_examples"), map(list, zip(*places)))))
 
+# %% ../../nbs/04_instruments/03_ablation.ipynb #7547340f
 def _score_rows(predicted, t, seeds, splits=None, losses=None, **labels) -> list:
     """Row frames for predictions (s, n, read): digits by position and stratum, exact match, and the share that copies.
     `splits` (name → mask (s, n)) adds rows for each seed's own part of the examples, `losses` (s, n, read) in nats
@@ -251,6 +263,7 @@ def _score_rows(predicted, t, seeds, splits=None, losses=None, **labels) -> list
     if losses is not None: out.append(_share_rows(losses, t, seeds, metric="loss", **labels))
     return out
 
+# %% ../../nbs/04_instruments/03_ablation.ipynb #83816ed1
 MAIN_SITES = ("attn_out", "ffn_out")
 
 def main_sites(c:Condition|Subject) -> list:
@@ -259,6 +272,7 @@ def main_sites(c:Condition|Subject) -> list:
     each = [n for m in MAIN_SITES for n in s.sites if n.split(".")[-1] == m]
     return [f"L*.{m}" for m in MAIN_SITES if f"L1.{m}" in each] + each
 
+# %% ../../nbs/04_instruments/03_ablation.ipynb #7a0e43ff
 @opens
 def ablation_rows(params:dict|Subject, c:str|Condition|None, seeds:Sequence[int],
                   edits:Sequence[str]=("zero", "mean", "resample"), at_sites:Sequence[str]=MAIN_SITES, splits:dict=None,
@@ -286,6 +300,7 @@ def _asked(s, at_sites):
         return [site if site.startswith("L*.") else own[0] for site in here for own in [each_part(s, site)]]
     refuse("sites", f"one or more of {', '.join(s.sites)}", "none", fix=f"at_sites=({s.sites[0]!r},)")
 
+# %% ../../nbs/04_instruments/03_ablation.ipynb #7f5954f7
 def _fine(s, seeds, here, edits, labels):
     "Row frames for heads and experts, without their copy shares, and for main sites on the model's own prefix."
     out, t = [], s.task

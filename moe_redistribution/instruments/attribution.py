@@ -117,6 +117,7 @@ def _mean_rows(x, t, seeds, by_stratum, **labels):
         out.append(rows(x[:, at].mean(1), seeds, position=where, stratum=stratum, n_examples=len(at), **labels))
     return out
 
+# %% ../../nbs/04_instruments/05_attribution.ipynb #8543ea22
 def _rank_rows(by_rank, t, seeds, tail, labels):
     "Row frames of heads by rank; the share also as its mean over o1–o2 and, as the paper printed it, o1–o3."
     out, share, names = [], rank1_share(by_rank).double(), [t.positions[j] for j in t.scored]

@@ -92,6 +92,7 @@ def _token_power(gate:torch.Tensor, up:torch.Tensor, out:torch.Tensor, read:Sequ
     depends on a or b alone; powers are sums over pairs."""
     return _combined_power(*_units_read(gate, up, read), out)
 
+# %% ../../nbs/04_instruments/14_bilinear.ipynb #3ecacdba
 def _shares(power:torch.Tensor, total:torch.Tensor):
     "Share of the strongest wave among those of a + b, and of all these in the whole, both (..., n); see `_token_power`."
     along = power.sum(-2)

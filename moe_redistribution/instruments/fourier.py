@@ -68,6 +68,7 @@ def _check(c):
                fix="for histogram models use probes")
     return c
 
+# %% ../../nbs/04_instruments/13_fourier.ipynb #3772df8c
 @torch.no_grad()
 def neurons(params:dict, c:Condition, resid:torch.Tensor=None) -> dict:
     """What the FFN does at read-out positions: "gate", "up", "hidden" and "gates" (s, inputs, read, neurons), experts
@@ -95,6 +96,7 @@ def weighted_mean(values:torch.Tensor, weight:torch.Tensor):
     on = (weight > 0) & ~values.isnan()
     return torch.where(on, values * weight, 0.).sum(-1) / torch.where(on, weight, 0.).sum(-1)
 
+# %% ../../nbs/04_instruments/13_fourier.ipynb #af73824f
 def _live_mean(values:torch.Tensor, weight:torch.Tensor, threshold:float):
     """Of the neurons whose weight (s, n) is above `threshold` times the seed's largest, the plain mean of the values
     (s, n) that are not NaN, and the share of all neurons: (s,)."""
@@ -139,6 +141,7 @@ def _kept_accuracy(params:dict, c:Condition, n:dict, weight:torch.Tensor, ms:Seq
     accuracy = _keeping(params, c, n, weight)
     return torch.stack([accuracy(m) for m in ms], 1)
 
+# %% ../../nbs/04_instruments/13_fourier.ipynb #c6167d13
 def neurons_needed(params:dict, c:Condition, n:dict, weight:torch.Tensor, goal:float=.99) -> float:
     """A number of neurons that keep `goal` of all pairs right, where one less do not; NaN if all do not. For one seed.
     Found by bisection: an upper bound of the smallest such number, as accuracy need not rise with every neuron."""
@@ -209,6 +212,7 @@ def _units(n, j, groups, whole):
             for metric, v in zip(("concentration_live", "live_share"), _live_mean(share, weight, t)):
                 yield metric, site, f"t{t:.0e}".replace("e-0", "e-"), v
 
+# %% ../../nbs/04_instruments/13_fourier.ipynb #ef336e0f
 def _routed(n, j, groups):
     "The same for experts on their own tokens only."
     h, own = n["hidden"][:, :, j], (n["gates"][:, :, j] > 0).to(n["hidden"])
@@ -217,6 +221,7 @@ def _routed(n, j, groups):
     yield "concentration_routed_paper", "hidden", "", concentration(means, "paper").mean(1)
     yield "concentration_weighted_routed", "hidden", "", weighted_mean(concentration(means), weight)
 
+# %% ../../nbs/04_instruments/13_fourier.ipynb #eee5e29a
 def _model(params, c, n, groups):
     "(metric, site, unit, value (1,)) of one modadd model beyond single neurons."
     x = n["hidden"] * n["gates"] if "gates" in n else n["hidden"]
@@ -234,6 +239,7 @@ def _model(params, c, n, groups):
         first = share[0].topk(min(6, share.shape[1])).indices.tolist()
         for f in sorted(first): yield "frequency_share", site, f"f{f + 1}", share[:, f]
 
+# %% ../../nbs/04_instruments/13_fourier.ipynb #4768d163
 def _directions(h, site, groups):
     "The same for the principal components of one site."
     pcs, variance = _principal_components(h, groups)

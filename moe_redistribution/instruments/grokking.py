@@ -120,6 +120,7 @@ def _neuron_waves(params:dict, c:Condition) -> dict:
     each = [*map(one, each_member(params))]
     return {k: torch.cat([e[k] for e in each]) for k in each[0]}
 
+# %% ../../nbs/04_instruments/16_grokking.ipynb #2d61e9a9
 @torch.no_grad()
 def progress(params:dict, c:Condition, keys:torch.Tensor=None) -> dict:
     """Progress measures (s,) of modular addition, a measure for `training.evaluate`. full_loss, restricted_loss,

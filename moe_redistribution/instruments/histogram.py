@@ -31,6 +31,7 @@ def _paper_sequences() -> torch.Tensor:
     "The authors' probe data (2000, 10): RandomState(42), 1,000 sequences discarded."
     return sample_sequences(3000, np.random.RandomState(42))[1000:]
 
+# %% ../../nbs/04_instruments/15_histogram.ipynb #17b71e8f
 @torch.no_grad()
 def count_probes(params:dict, c:str|Condition, protocol:str="audited", steps:int=None) -> dict:
     """Linear probes of the count in the residual stream (Tab. 10): site → {accuracy, control, majority, by_count,
@@ -51,6 +52,7 @@ def _hist(c):
         refuse("histogram", "one layer with an FFN", c.name, fix="use `probe`")
     return c
 
+# %% ../../nbs/04_instruments/15_histogram.ipynb #d83a1e5c
 def _one(p, c, tokens, paper, steps):
     "All sites of one seed, one after the other."
     seen, y = {}, (counts(tokens) - 1).flatten()
@@ -70,6 +72,7 @@ def _as_printed(x, y, sequence, steps):
     w = fit_adam(x[:, fit], hot[:, fit], PAPER, 0, steps)[:, :, 0]
     return {"accuracy": ((x[:, ~fit] @ w).argmax(-1) == y[~fit]).float().mean(1)}
 
+# %% ../../nbs/04_instruments/15_histogram.ipynb #94dbe2d3
 def _lifts(found:dict) -> dict:
     "attn_lift and ffn_lift (s,): what accuracy gains from embedding to resid_mid, and from there to resid_post."
     acc = {s: found[s]["accuracy"] for s in RESIDUAL_SITES}
@@ -82,6 +85,7 @@ def selectivity(h:torch.Tensor) -> torch.Tensor:
     "max |h| ÷ mean |h| over tokens, the last axis; 0 for a unit that never responds (App. H)."
     return (h.abs().amax(-1) / h.abs().mean(-1)).nan_to_num(0.0)
 
+# %% ../../nbs/04_instruments/15_histogram.ipynb #8452ef9a
 @torch.no_grad()
 def _token_responses(params:dict, c:str|Condition) -> dict:
     "Responses to each token's embedding alone: `hidden`, with `gate` and `up` where gated, → (s, units, 32)."
@@ -92,6 +96,7 @@ def _token_responses(params:dict, c:str|Condition) -> dict:
     ffn_half(layer(params, 0), params["W_E"][:, None], c, at)
     return {s: seen[s][:, 0].flatten(2).mT for s in ("gate", "up", "hidden") if s in seen}
 
+# %% ../../nbs/04_instruments/15_histogram.ipynb #8f8bde95
 def selective_shares(params:dict, c:str|Condition) -> dict:
     """Share of units (s,) with a selectivity above 5: `hidden` (the paper's), for gated FFNs `gate`, `up`, `root`, the
     square root of the product, and `unpaired`, each gate times another unit's up."""
@@ -110,6 +115,7 @@ def _what_it_knows(answers:torch.Tensor, truth:torch.Tensor) -> dict:
                 order=spearmanr(answers, truth).statistic if varied else 0.0,
                 information=mutual_info_score(answers, truth) / mutual_info_score(truth, truth))
 
+# %% ../../nbs/04_instruments/15_histogram.ipynb #95ecbb5e
 def read_out(logits:torch.Tensor, truth:torch.Tensor, tokens:torch.Tensor=None) -> float:
     """What a line through the ten logits (n, LENGTH, 10) tells about the counts `truth` (n, LENGTH), as a share of
     their entropy.
@@ -130,6 +136,7 @@ def read_out(logits:torch.Tensor, truth:torch.Tensor, tokens:torch.Tensor=None) 
             .predict(flat(x, held)))
     return mutual_info_score(said, flat(truth, held)) / mutual_info_score(*[flat(truth, held)] * 2)
 
+# %% ../../nbs/04_instruments/15_histogram.ipynb #3b3fdb27
 @torch.no_grad()
 @reads_weights
 def _known_of_count(params:dict, c:str|Condition, edits:dict, among:torch.Tensor=None) -> dict:
@@ -158,6 +165,7 @@ def _by_count(params:dict, c:str|Condition, edits:dict, among:torch.Tensor=None)
     if among is None: return torch.stack([hit[:, of].mean(1) for of in here], 1)
     return torch.stack([torch.stack([h[of & own[:, None]].mean() for of in here]) for h, own in zip(hit.cpu(), among)])
 
+# %% ../../nbs/04_instruments/15_histogram.ipynb #de9e14cc
 BY_COUNT = {"by_count": "probe_accuracy", "control_by_count": "probe_control"}
 
 @reads_weights
@@ -201,6 +209,7 @@ def _answers(params, c, seeds, splits, labels) -> list:
                     for k, v in _known_of_count(params, c, edits, among).items()]
     return out
 
+# %% ../../nbs/04_instruments/15_histogram.ipynb #460e268b
 def _held_out(t):
     "Number of held-out labels of each count from 0 on, and of shuffled ones: the examples behind the numbers by count."
     y, sequence = counts(t.tokens[:N_PROBED]).flatten(), torch.arange(N_PROBED).repeat_interleave(LENGTH)

@@ -56,6 +56,7 @@ def at_best(kept:Sequence[str], stream:str, t:Task):
     "As `at_all` where a seed has test examples of its own, for its best epoch comes late; else as `_at_ends`."
     return (at_all if t.source == "split" else _at_ends)(kept, stream, t)
 
+# %% ../../nbs/04_instruments/01c_instrument.ipynb #dfd8c854
 def at_first(kept:Sequence[str], stream:str, t:Task):
     "The first rule alone; the end of a task without rules."
     return kept[:1] or ("final",)
@@ -90,6 +91,7 @@ def guarded(f:Callable, name:str="") -> Callable:
     ours = not ask("of_users", f) or DECLARED.held().get(name) and not DECLARED.origin(name).own
     return f if ours else ask("checked_rows", f, name)
 
+# %% ../../nbs/04_instruments/01c_instrument.ipynb #6fceac83
 def _instrument(name, rows, needs=(), rules=_at_ends, streams=("authors",), live=False):
     "An instrument as it is kept: a function to rows with what it needs, in words of `NEEDS`."
     of = f"instrument {name}"
@@ -103,6 +105,7 @@ def _instrument(name, rows, needs=(), rules=_at_ends, streams=("authors",), live
 
 DECLARED = Kind("instrument", "What is measured of trained models.", (), _instrument, every=lambda: instruments())
 
+# %% ../../nbs/04_instruments/01c_instrument.ipynb #fc050a2c
 def instrument(
     name:str,  # a new one, under which its rows are recorded
     *needs,  # words of `NEEDS`: what a condition and its task must have
@@ -134,6 +137,7 @@ def instruments() -> dict:
             import_module(f"{part}.{room.name}")
     return dict(sorted(DECLARED.items()))
 
+# %% ../../nbs/04_instruments/01c_instrument.ipynb #32f0741a
 def instruments_for(
     c:str|Condition,  # a condition or its name
 ) -> dict:  # name → `_Instrument`

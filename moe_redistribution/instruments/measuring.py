@@ -60,6 +60,7 @@ def _failed(measured, run):
     first = measured[measured["seed"] == measured["seed"].iloc[0]]
     return first.assign(seed=run.seed, step=run.manifest["failed"], value=float("nan"))
 
+# %% ../../nbs/04_instruments/21_measuring.ipynb #0d75ae08
 def measure_runs(store:Store, names:Sequence[str], seeds:Sequence[int]=SEEDS, stream:str="authors",
                  rules:Sequence[str]=None, edits:Sequence[str]=None) -> pd.DataFrame:
     "Ablation rows of every stored run of these conditions, at every rule it has weights for (or at `rules`)."

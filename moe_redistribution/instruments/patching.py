@@ -13,8 +13,8 @@ from ..basics.errors import choose, refuse
 from ..tasks.task import Task, labels
 from ..models.condition import Condition, condition
 from ..models.edits import resolve_name
-from ..models.population import (check_population, each_member, ffn_half, forward, layer, rms_norm, sites,
-                                                  unembed)
+from ..models.population import (check_population, each_member, ffn_half, forward, layer,
+                                                  rms_norm, sites, unembed)
 from ..models.ffn import dispatch, gates
 from .trace import trace, parts
 from .rows import rows, tidy
@@ -103,6 +103,7 @@ def _terms(tr, params, at) -> dict:
     own = {s: tr[s] for s in ("resid_mid", "resid_post", "gates", "expert_out") if s in tr.activations}
     return {name: x[0, :, at] for name, x in (whole | own).items()} | {"attn_direct": whole["attn_out"][0, :, at]}
 
+# %% ../../nbs/04_instruments/06_patching.ipynb #fcb3c455
 def _exchange(site, here, params, c, target, source):
     "Predictions (n_pairs,) of `target` with one site of `source`; `here` from `_terms`."
     if site[0] == "H" or site in ("embed", "attn_out"):
@@ -146,6 +147,7 @@ def _patch_by_running(params, c, t, chosen, wanted):
         out[where] = {"none": clean} | {site: _sliced(run(site), target, source) for site in wanted}
     return out
 
+# %% ../../nbs/04_instruments/06_patching.ipynb #94808d98
 def _by_token(here, tokens, params, c):
     "Predictions (k, n) of each of k tokens with the attention output of each input, and which of the k each input has."
     kinds, which = tokens.unique(return_inverse=True)
@@ -193,6 +195,7 @@ def _patch_one(params, c, t, chosen, sites):
         out[where] = said
     return out
 
+# %% ../../nbs/04_instruments/06_patching.ipynb #9e120e8d
 def _check(c, t, chosen, sites):
     "Refuses, before any work, what `patch` cannot answer."
     heads = [s for s in _patch_sites(c) if _inner(s)[0] == "H"]
@@ -216,12 +219,14 @@ def flips(said:dict, task:Task, chosen:dict) -> dict:
         return (x == answer) & (said[where]["none"] != answer)
     return {where: {site: one(where, x) for site, x in got.items()} for where, got in said.items()}
 
+# %% ../../nbs/04_instruments/06_patching.ipynb #44eeb32c
 def _breaks(said:dict, task:Task, chosen:dict) -> dict:
     "Position → site → whether the prediction moved, but not to the source's answer, (s, n_pairs) bool."
     flip = flips(said, task, chosen)
     def one(where, got): return {site: (x != got["none"]) & ~flip[where][site] for site, x in got.items()}
     return {where: one(where, got) for where, got in said.items()}
 
+# %% ../../nbs/04_instruments/06_patching.ipynb #040212d3
 def _copies(said:dict, task:Task, chosen:dict) -> dict:
     "Position → site → whether it is broken and now says the target's own current token, (s, n_pairs) bool."
     lost = _breaks(said, task, chosen)
@@ -229,6 +234,7 @@ def _copies(said:dict, task:Task, chosen:dict) -> dict:
     def one(where, got): return {site: x & (said[where][site] == now[where]) for site, x in got.items()}
     return {where: one(where, got) for where, got in lost.items()}
 
+# %% ../../nbs/04_instruments/06_patching.ipynb #73860db1
 def _right_alone(said:dict, task:Task, chosen:dict) -> dict:
     "Position → whether target and source are both right when left alone, (s, n_pairs); needs the site `resid_post`."
     def one(where, got):
@@ -263,6 +269,7 @@ def _few(p): return p[torch.linspace(0, len(p) - 1, min(len(p), SLICE)).long()] 
 
 MODULES = ("embed", "attn_out", "attn_direct", "ffn_out", "gates", "resid_post")
 
+# %% ../../nbs/04_instruments/06_patching.ipynb #87b4cee1
 @instrument("patching", "operations", "an FFN that depends on the stream alone", "the usual routing rules")
 @reads_weights
 def patching_rows(params, c, seeds, sites=None, **labels) -> pd.DataFrame:

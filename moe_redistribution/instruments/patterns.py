@@ -43,6 +43,7 @@ def _examples(t, numbers):
     if len(at) and 0 <= at.min() and at.max() < n: return at
     refuse("numbers", f"examples from 0 to {n - 1}", numbers, fix="leave it out for all")
 
+# %% ../../nbs/04_instruments/07_patterns.ipynb #ac19568e
 def _patterns(s, tokens, weighted):
     seen, out = {}, []
     s.run(tokens, sink=seen, read_only=True)
@@ -119,8 +120,9 @@ def attention_between(mean:torch.Tensor, c:Condition, query:str, key:str):
 def by_rank(x:torch.Tensor, total:torch.Tensor):
     """x (s, head, …) → (s, head, …) with the heads of each seed in falling order of `total` (s, head), and that order
     (s, head)."""
-    if x.shape[:2] != total.shape: refuse("total", f"(seed, head) = {tuple(x.shape[:2])}", tuple(total.shape),
-                                          fix="give one number a seed and head")
+    if x.shape[:2] != total.shape:
+        refuse("total", f"(seed, head) = {tuple(x.shape[:2])}", tuple(total.shape),
+               fix="give one number a seed and head")
     order = total.argsort(dim=1, descending=True, stable=True)
     return x[torch.arange(len(x))[:, None], order], order
 
@@ -135,6 +137,7 @@ def relation(params:dict|Subject, c:str|Condition|None):
     sums = {"to_self": own.expand_as(same), "to_same": same, "to_other": ~(same | own)}
     return {k: torch.einsum("snhqk,nqk->shq", x, m.to(x)) / len(t) for k, m in sums.items()}
 
+# %% ../../nbs/04_instruments/07_patterns.ipynb #d4618b7c
 @instrument("patterns")
 @opens
 def pattern_rows(params:dict|Subject, c:str|Condition|None, seeds:Sequence[int], **labels) -> pd.DataFrame:

@@ -117,7 +117,8 @@ def probe(features, targets, groups=None, places=None, setting="audited", seed=0
            "balanced": _balanced(right[:, score, 0], y[:, score]), "fitted": right[:, fit, 0].mean(1),
            "balanced_control": _balanced(right[:, score, 1], every[len(y):, score])}
     out["selectivity"] = out["accuracy"] - out["control"]
-    out = {k: v.reshape(*population, -1) for k, v in out.items()} | {"majority": _lookup_accuracy(places, y, fit, score)}
+    out = ({k: v.reshape(*population, -1) for k, v in out.items()}
+           | {"majority": _lookup_accuracy(places, y, fit, score)})
     out = {k: v[..., 0] for k, v in out.items()} if one else out
     for i, name in enumerate(("by_class", "by_class_control") if by_class else ()):
         out[name] = _each(right[:, score, i, 0], every[i, score], y[0].unique()).reshape(*population, -1)
@@ -135,6 +136,7 @@ def _answers(features, every, fit, how, seed, steps):
     w = torch.cat([fitted(hot[:k, fit]), fitted(hot[k:, fit])], 2)
     return (x @ w.flatten(2)).unflatten(2, hot.shape[::2]).masked_fill(_absent(hot[:, fit]), -torch.inf).argmax(-1)
 
+# %% ../../nbs/04_instruments/12_probes.ipynb #d2d1cfc8
 def _check(features, targets):
     y = torch.as_tensor(np.asarray(targets))
     y = y[None] if y.ndim == 1 else y
@@ -149,12 +151,14 @@ def _check(features, targets):
                fix="leave out that place (at o0 the operation is always +7)")
     return y
 
+# %% ../../nbs/04_instruments/12_probes.ipynb #e4437089
 def _prepared(x, fit, how):
     if how.standardise:
         mean, std = x[:, fit].mean(1, keepdim=True), x[:, fit].std(1, keepdim=True, correction=0)
         x = (x - mean) / torch.where(std > 1e-5 * (1e-3 + mean.abs()), std, torch.inf)
     return torch.cat([x, torch.ones_like(x[..., :1])], -1)
 
+# %% ../../nbs/04_instruments/12_probes.ipynb #fc639bac
 def shuffle(y:torch.Tensor, places:torch.Tensor, seed:int=0):
     "Labels y (k, n) → (k, n) in another order, each set its own, among rows of one of `places` (n,)."
     g, out = torch.Generator().manual_seed(seed + 1), y.clone()
@@ -163,11 +167,13 @@ def shuffle(y:torch.Tensor, places:torch.Tensor, seed:int=0):
         for i in range(len(y)): out[i, at] = y[i, at[torch.randperm(len(at), generator=g)]]
     return out
 
+# %% ../../nbs/04_instruments/12_probes.ipynb #1a91c092
 def _balanced(right, y):
     return torch.stack([_each(right[..., i], y[i], y[i].unique()).mean(1) for i in range(len(y))], -1)
 
 def _each(right, y, classes): return torch.stack([right[:, y == v].mean(1) for v in classes], 1)
 
+# %% ../../nbs/04_instruments/12_probes.ipynb #910d55c4
 def _lookup_accuracy(keys:torch.Tensor, y:torch.Tensor, fit:torch.Tensor, score:torch.Tensor):
     "Accuracy (k,) on rows `score` of a table from keys (n,) to the most frequent of labels y (k, n) in rows `fit`."
     names, at = torch.unique(keys, return_inverse=True)
@@ -186,6 +192,7 @@ def _tokens_alone(c:str|Condition, y:torch.Tensor, fit:torch.Tensor, score:torch
     at = torch.tensor([t.read[j] for j in t.scored])
     return _lookup_accuracy((t.tokens[:, at] + t.d_vocab * at)[:, place].flatten(), y, fit, score)
 
+# %% ../../nbs/04_instruments/12_probes.ipynb #4b915e29
 def features(params:dict, c:str|Condition, at_sites:Sequence[str]) -> dict:
     """Sites at the scored places: name → (s, n, place, d). Of an FFN with experts, gate, up and hidden are those of all
     experts on every token, as the authors took them."""
@@ -205,6 +212,7 @@ def _sites(c, at_sites):
         choose("site", s, list(dict.fromkeys(own)), "use one of these")
     return [s for s, last in zip(sites(c), own) if last in at_sites]
 
+# %% ../../nbs/04_instruments/12_probes.ipynb #7c0342ff
 @reads_weights
 def _probe_rows(params:dict, c:str|Condition, seeds:Sequence[int], settings:Sequence[str]=("audited",),
                at_sites:Sequence[str]=PROBED_SITES, **labels) -> pd.DataFrame:
@@ -242,6 +250,7 @@ def _flat(v):
     n, p = v.shape
     return v.flatten(), torch.arange(n).repeat_interleave(p), torch.arange(p).repeat(n)
 
+# %% ../../nbs/04_instruments/12_probes.ipynb #c64f3c6f
 def _site_rows(x, y, js, setting, seeds, labels):
     asked = _wanted(y, js)
     _, groups, places = _flat(next(iter(asked.values())))
@@ -252,6 +261,7 @@ def _site_rows(x, y, js, setting, seeds, labels):
     return [rows(found[m][:, i], seeds, metric=f"{by}_{m}", n_examples=n, **labels)
             for i, by in enumerate(asked) for m in metrics]
 
+# %% ../../nbs/04_instruments/12_probes.ipynb #0877586b
 def _null_rows(c, y, where, seeds, labels):
     out = []
     for place, js in where.items():

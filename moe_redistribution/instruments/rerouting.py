@@ -89,6 +89,7 @@ def tabled_gates(cells:torch.Tensor, k:int=1) -> dict:
         return torch.zeros_like(mean).scatter(-1, at, kept)[:, flat].view_as(g)
     return {"gates": edit}
 
+# %% ../../nbs/04_instruments/09_rerouting.ipynb #002358e4
 def _cells(t:Task):
     "Codes (n, read) of (position, current token)."
     return torch.arange(len(t.read)) * t.d_vocab + t.tokens[:, list(t.read)]
@@ -137,6 +138,7 @@ def gradient_norms(params:dict, c:str|Condition, tokens:torch.Tensor=None, targe
 # %% ../../nbs/04_instruments/09_rerouting.ipynb #a72410f6
 DOMINANT = "+7"      # the label whose most used expert the paper takes away; a task without it takes its first label
 
+# %% ../../nbs/04_instruments/09_rerouting.ipynb #8d5d626f
 def _edit_rows(params, c, t, put):
     "Falls in accuracy without an expert, and on other routes."
     E, by = c.n_experts, t.by[-1]

@@ -151,6 +151,7 @@ def _redrawn_tables(table:torch.Tensor, draws:int=200, seed:int=0):
             out[:, i][np.ix_(range(draws), a > 0, b > 0)] = drawn
     return torch.from_numpy(out).double().view(draws, *table.shape)
 
+# %% ../../nbs/04_instruments/08_routing.ipynb #28ecc2dd
 def iid_tables(sizes:Sequence, n_experts:int, draws:int=1000, seed:int=0):
     "App. E's null: tables (draws, a, e) of experts drawn uniformly, for labels that occur `sizes` times."
     share, rng = np.full(n_experts, 1 / n_experts), np.random.default_rng(seed)

@@ -23,6 +23,7 @@ ROW_COLUMNS = ("condition", "stream", "seed", "rule", "step", "split", "site", "
 ROW_DEFAULTS = dict(stream="authors", rule="final", step=-1, split="all", site="none", edit="none", unit="",
                     position="all", stratum="all", n_examples=0)
 
+# %% ../../nbs/04_instruments/01_rows.ipynb #20e30c93
 def rows(values, seeds:Sequence[int], **labels) -> pd.DataFrame:
     "One row a seed from `values` (s,); `labels` are row columns, each one value for all or one a seed."
     for n in labels: choose("row column", n, ROW_COLUMNS)
@@ -45,6 +46,7 @@ def _stand_twice(rows:pd.DataFrame) -> np.ndarray:
         at = at[v[at] == v[at - 1]]
     return at
 
+# %% ../../nbs/04_instruments/01_rows.ipynb #a3b93aae
 def _layer_order(name:str) -> str:
     "A name as it is sorted, L2 before L10: the number of its layer with zeros before it."
     return re.sub(r"^L(\d+)", lambda m: f"L{int(m[1]):05}", str(name))
@@ -71,6 +73,7 @@ def tidy(frames:Sequence) -> pd.DataFrame:
     first = ", ".join(f"{c} {out[c].iloc[again[0]]}" for c in ("condition", "seed", "site", "edit", "metric"))
     refuse("rows", "each once", f"{len(again)} again, first of {first}", fix="drop the repetitions")
 
+# %% ../../nbs/04_instruments/01_rows.ipynb #4e76c033
 def select(
     rows:pd.DataFrame,  # in long form
     **where,  # column → the value that rows have in it
@@ -102,6 +105,7 @@ def write_frame(frame:pd.DataFrame, path:str|Path):
     form, fix = Path(path).suffix.lower(), f"for example {Path(path).stem}.parquet"
     return write_whole(path, TABLE_FORMS[choose("suffix of a table's file", form, TABLE_FORMS, fix)](frame))
 
+# %% ../../nbs/04_instruments/01_rows.ipynb #51590e8e
 def writable_path(path:str|Path) -> Path:
     "A path under which a file can be made. OSError (expected, got, fix) where it cannot."
     there = next(p for p in Path(path).absolute().parents if p.exists())
@@ -109,6 +113,7 @@ def writable_path(path:str|Path) -> Path:
     fix = f"--out out/{Path(path).name}"
     refuse("out", "a place in a folder that can be written to", path, fix=fix, error=OSError)
 
+# %% ../../nbs/04_instruments/01_rows.ipynb #33d39e84
 def table_file(path:str|Path) -> Path:
     "The path of a table. ValueError for another kind of file, or a folder; OSError where it cannot be written."
     if (out := Path(path)).suffix.lower() in TABLE_FORMS and not out.is_dir(): return writable_path(out)

@@ -41,6 +41,7 @@ class Receiver:
     def scores(self, seen:torch.Tensor): return seen @ self.rows[:, None].mT
     def null(self, seen:torch.Tensor): return seen.square().sum(-1) * self.spread
 
+# %% ../../nbs/04_instruments/17_scores.ipynb #81eeb0e0
 def _chosen_ranks(logits:torch.Tensor, routes:torch.Tensor):
     "How many experts score higher than each chosen one: (s, b, t, k); 0 at a place that nobody works on (-1)."
     higher = (logits[..., None, :] > logits.gather(-1, routes.clamp(min=0))[..., None]).sum(-1)
@@ -59,6 +60,7 @@ def stream_terms(self:Population, tr:Trace, by:str="component"):
         of_ffn, l = inner in ("ffn_out", "b_down") or inner[0] == "E", int(layer[1:] or 0)
         if not (one and of_ffn): yield name, 0 if inner in ("embed", "tok", "pos") else 2 * l + 1 + of_ffn, u
 
+# %% ../../nbs/04_instruments/17_scores.ipynb #8f10d43f
 @patch
 def receivers(self:Population, tr:Trace) -> list:
     c, out = check_routed(self.params, self.condition, layers=self.n_layers), []
@@ -92,6 +94,7 @@ def mean_square(x:torch.Tensor):
     "Mean of squares in double precision."
     return x.double().square().mean()
 
+# %% ../../nbs/04_instruments/17_scores.ipynb #81c3468e
 @torch.no_grad()
 def routing_scores(s:Subject, tokens:torch.Tensor, by:str="component") -> dict:
     """Site of a router → {sender: (s, b, t, E)}; with `remainder`, which is to be small, they sum to its logits. For a
@@ -122,6 +125,7 @@ def measures(r:Receiver, part:torch.Tensor, null:torch.Tensor=None) -> torch.Ten
     return torch.stack([part.var(-1, correction=0), part.clamp(min=0).mean(-1), part.clamp(max=0).mean(-1),
                         (middle(part) * middle(r.logits)).mean(-1), moved, null])
 
+# %% ../../nbs/04_instruments/17_scores.ipynb #cbcc1dba
 class Tally:
     "Sums over tokens, batch by batch, of the measures of every (router, sender), within masks (b, t) by name."
     def __init__(self): self.sums, self.n = defaultdict(float), defaultdict(float)
@@ -136,6 +140,7 @@ class Tally:
                      for (site, sender, stratum), sums in self.sums.items() if (n := self.n[site, sender, stratum])
                      for metric, v in zip(MEASURES, (sums / n).cpu()) if not v.isnan().all()])
 
+# %% ../../nbs/04_instruments/17_scores.ipynb #0cf7d08f
 @torch.no_grad()
 def tally(s:Subject, tokens:torch.Tensor, by:str="component", masks:dict=None, into=None, edits:dict=None) -> Tally:
     """Adds a batch of tokens (b, t) to a tally. `masks`: name → tokens that count (b, t), padding never; default all.
@@ -160,6 +165,7 @@ def tally(s:Subject, tokens:torch.Tensor, by:str="component", masks:dict=None, i
         into.add(r, "remainder", rest, masks), into.add(r, "whole", r.logits, masks)
     return into
 
+# %% ../../nbs/04_instruments/17_scores.ipynb #9021ca8a
 def score_rows_of(s:Subject, batches:Iterable, seeds:Sequence[int]=(0,), by:str="component",
                   **labels) -> pd.DataFrame:
     "Rows of all measures over `batches` of tokens (b, t): site = router, unit = sender. Memory is that of one batch."

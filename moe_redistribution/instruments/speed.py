@@ -25,6 +25,7 @@ def _components(c:str|Condition) -> list:
     outputs = [s for s in sites(c) if s.split(".")[-1] in ("embed", "attn_out", "ffn_out")]
     return outputs + [u for u in units(c) if "E" in u]
 
+# %% ../../nbs/04_instruments/10_speed.ipynb #d0e68416
 @torch.no_grad()
 def movement(before:dict, after:dict, c:str|Condition, tokens:torch.Tensor=None) -> dict:
     """How outputs move between two populations: (component, form) → (s, n, read, d), in units of the residual stream.
@@ -52,6 +53,7 @@ def _pinned(was, c):
     stream = [s for s in sites(c) if s.split(".")[-1] in ("embed", "resid_mid", "resid_post")][:-1]
     return {s: lambda _, x=was[s]: x for s in stream}
 
+# %% ../../nbs/04_instruments/10_speed.ipynb #5b435b5e
 def _experts(site, was, own, at_read):
     "The FFN with its routes kept, and each expert where it is used."
     prefix = site[:-len("ffn_out")]
@@ -69,6 +71,7 @@ def rms_length(x:torch.Tensor, here:torch.Tensor=None):
     if here is None: return square.mean((1, 2)).sqrt()
     return ((square * here).sum((1, 2)) / here.sum((1, 2))).sqrt()
 
+# %% ../../nbs/04_instruments/10_speed.ipynb #b02371c9
 def speed(before:dict, after:dict, c:str|Condition, at:Sequence[str]=None, tokens:torch.Tensor=None) -> dict:
     """Component → form → RMS movement (s,) between two populations of one condition; `at`: some of `_components`.
     Forms: own, total (and kept), each also `_centred`; size, of the output before. An expert: own, over its tokens (nan
@@ -101,6 +104,7 @@ def _train_to(members:Members, to:int):
         if drawn and int(members.step[0]) % every == 0: evaluate(members, None)
     return {n: v.clone() for n, v in unflatten(members.w, members.c).items()}
 
+# %% ../../nbs/04_instruments/10_speed.ipynb #3c7df751
 def speeds(c:Condition, seeds:Sequence[int], stream:str="authors", at:Sequence[int]=STEPS, gap:int|str=1,
            only:Sequence[str]=None) -> dict:
     """Step k → `speed` of a population from step k to k + gap, or with gap "start" from 0 to k; `only`: components.

@@ -106,13 +106,18 @@ class Population(Subject):
         return forward(self.params, tokens, self.condition, edits, sink, read_only=read_only)
     def predict(self, edits:dict=None, tokens:torch.Tensor=None):
         self.check()
-        return predict(self.params, self.condition, edits, tokens if tokens is None else self.all_or_any(tokens), self.finite)
+        return predict(self.params, self.condition, edits,
+                       tokens if tokens is None else self.all_or_any(tokens), self.finite)
     def all_or_any(self, tokens:torch.Tensor):
         "`tokens` as they are. ValueError for some of the task's where a router's gates depend on what stands beside an input."
-        if not self.condition.routing.by_batch or (n := len(tokens.reshape(-1, *tokens.shape[-2:])[0].unique(dim=0))) == len(self.task) \
-           == tokens.shape[-2]: return tokens
-        refuse(self.name, f"all {len(self.task):,} inputs of {self.task.name}, since its experts choose among those that they are given", f"{n:,}",
-               fix="ask for all of them, and take the rows that you want")
+        if (not self.condition.routing.by_batch
+                or (n := len(tokens.reshape(-1, *tokens.shape[-2:])[0].unique(dim=0)))
+                == len(self.task) == tokens.shape[-2]):
+            return tokens
+        refuse(self.name,
+               f"all {len(self.task):,} inputs of {self.task.name}, "
+               "since its experts choose among those that they are given",
+               f"{n:,}", fix="ask for all of them, and take the rows that you want")
     def members(self): return [Population(one, self.condition) for one in each_member(self.params)]
     def check(self, seeds:Sequence[int]=None): check_population(self.params, self.condition, seeds)
 
@@ -124,6 +129,7 @@ def subject(params:dict|Subject, c:str|Condition|Subject=None) -> Subject:
     if len(both) == 1: return own[0]
     refuse("subject", f"{own[0].name} alone", f"{type(both[1]).__name__} for a condition beside it", fix="leave it out")
 
+# %% ../../nbs/04_instruments/01b_subject.ipynb #f237ae19
 def opens(f:Callable):
     "Makes `f(params, c, …)` take a subject instead of both."
     @wraps(f)
@@ -131,6 +137,7 @@ def opens(f:Callable):
         return f(params, None, *rest, **named) if isinstance(params, Subject) else f(params, *rest, **named)
     return either
 
+# %% ../../nbs/04_instruments/01b_subject.ipynb #e343fb96
 def reads_weights(f:Callable):
     "Makes `f(params, c, …)` take a population's subject, or the condition by name; ValueError for another."
     f = by_name(f)

@@ -29,12 +29,14 @@ class Trace:
         site = resolve_name(site, self.subject.sites)
         return self.activations[choose("site", site, list(self.activations), "ask `trace` for it or use one of these")]
 
+# %% ../../nbs/04_instruments/02_trace.ipynb #e489d4ff
 class Kept(dict):
     "A sink that keeps the sites in `keep` and lets the others go."
     def __init__(self, keep:Iterable[str]): self.keep = set(keep)
     def __setitem__(self, site, value):
         if site in self.keep: super().__setitem__(site, value)
 
+# %% ../../nbs/04_instruments/02_trace.ipynb #7d2d5ddf
 def trace(
     params,  # parameters with a seed axis, or a subject
     tokens,  # (batch, pos), int64
@@ -79,6 +81,7 @@ def _embedding(tr, params, by):
     tok = params["W_E"][seed, tr.tokens.expand(len(seed), *tr.tokens.shape[-2:])]
     return {"tok": tok, "pos": tr["embed"] - tok}
 
+# %% ../../nbs/04_instruments/02_trace.ipynb #483e2b66
 def _attention(site, p, by, task):
     if by not in ("head", "source", "all"): return {"attn_out": site("attn_out")}
     biases = {"b_O": p["b_O"][:, None, None].expand_as(site("attn_out"))}
@@ -88,6 +91,7 @@ def _attention(site, p, by, task):
     heads = einsum(site("z"), p["W_O"], "s b t h k, s h k d -> s b t h d")
     return {f"H{h}": x for h, x in enumerate(heads.unbind(3))} | biases
 
+# %% ../../nbs/04_instruments/02_trace.ipynb #b06698ad
 def _ffn(site, p, by, c):
     if c.ffn == "no_ffn": return {}
     bias = by == "all" and not c.gated

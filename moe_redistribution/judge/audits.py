@@ -44,6 +44,7 @@ def _pairs(found) -> dict:
         out[site, edit] = whole.to_numpy(), (beside - at(null)).to_numpy(), at(null).mean(), null["unit"].iloc[0]
     return out
 
+# %% ../../nbs/05_judge/04_audits.ipynb #eb1bbdf2
 def _decisions(each) -> list:
     "`Decision` and interval of each array of effects in one family: do they lie above 0?"
     ps, out = holm(_sign_flip_tests(each)), []
@@ -55,12 +56,14 @@ def _decisions(each) -> list:
         out.append((Decision(i.mean, i.lo, i.hi, x.std(), len(x), float(p), np.nan, test, says, "", len(each)), i))
     return out
 
+# %% ../../nbs/05_judge/04_audits.ipynb #066b9a01
 def _word(a, b) -> str:
     "The verdict on a part from its effect and what goes beyond its null: it holds only where its null is answered."
     null = YES if b.test == TIE or b.hi < 0 else NO if b.says == YES else OPEN
     word = word_of(Answers(Answer(a.says), Answer(null), Answer()), a.says)
     return OPEN if word == HOLDS and null == OPEN else word
 
+# %% ../../nbs/05_judge/04_audits.ipynb #68b08b52
 def _shares(found) -> dict:
     "(site, edit) → `larger`, the share of the unit among other sets, and `of` how many."
     own = found[found["metric"] == "larger"]
@@ -79,6 +82,7 @@ def audit_table(found:pd.DataFrame) -> pd.DataFrame:
                         p_beyond=b.p, **other, n=a.n, n_beyond=b.n))
     return pd.DataFrame(out).sort_values("effect", key=lambda c: [-x.mean for x in c], ignore_index=True, kind="stable")
 
+# %% ../../nbs/05_judge/04_audits.ipynb #ba9b210e
 def bounds_apart(table:pd.DataFrame) -> pd.DataFrame:
     "The table for a file: each interval as three columns."
     out = table.copy()
@@ -88,6 +92,7 @@ def bounds_apart(table:pd.DataFrame) -> pd.DataFrame:
         out[c] = [i.mean for i in table[c]]
     return out
 
+# %% ../../nbs/05_judge/04_audits.ipynb #e755e768
 def shown_audit(table:pd.DataFrame, digits:int=4) -> str:
     "The table as text, intervals in brackets."
     form = {c: (lambda x: f"{x:+.{digits}f}") for c in ("effect", "null", "beyond")}
@@ -129,6 +134,7 @@ def changes_table(found:pd.DataFrame) -> pd.DataFrame:
             m: f"{by.at[m, 'value']:.4f} of {by.at[m, 'n_examples']:,.0f}" for m in by.index}
     return pd.DataFrame(out).T.rename_axis("layer").fillna("")
 
+# %% ../../nbs/05_judge/04_audits.ipynb #6c61c1ec
 def removal_table(found:pd.DataFrame) -> pd.DataFrame:
     "One line a score from rows of `removal`: its cost, and how much less that is than of random sets."
     own, out = found[found["metric"] == "loss_change"], {}

@@ -30,6 +30,7 @@ def _special():
     from scipy import special
     return special
 
+# %% ../../nbs/05_judge/01_statistics.ipynb #7d3fa15d
 def _finite(values):
     "A 1-d float array of finite numbers, one per seed; anything else is refused."
     x = np.asarray(values, dtype=float)
@@ -40,8 +41,10 @@ def _finite(values):
 # %% ../../nbs/05_judge/01_statistics.ipynb #3f29e6b8
 # unit → what a value is multiplied by, what stands after the mean, digits behind the point
 UNIT_FORMS = {"": (1, "", 2), "points": (100, " points", 0), "%": (100, "%", 0), "×": (1, "×", 1)} | {
-    unit: (1, f" {unit}", digits) for digits, units in ((0, ("steps", "epochs", "epochs to 99%", "entries")),
-                                                        (2, ("nats", "bits", "NMI", "powers of ten"))) for unit in units}
+    unit: (1, f" {unit}", digits)
+    for digits, units in ((0, ("steps", "epochs", "epochs to 99%", "entries")),
+                          (2, ("nats", "bits", "NMI", "powers of ten")))
+    for unit in units}
 _SPEC = re.compile(r"([+-]?)(?:\.(\d+)([fg]?))? ?(.*)")
 
 class Interval(namedtuple("Interval", "mean lo hi n method")):
@@ -66,6 +69,7 @@ class Interval(namedtuple("Interval", "mean lo hi n method")):
 
 NO_VALUE = Interval(np.nan, np.nan, np.nan, 0, "none")
 
+# %% ../../nbs/05_judge/01_statistics.ipynb #618db4f4
 def _mean(x, axis):
     "Means that tie where they are equal: BCa counts those below the observed one, and a last bit must not decide."
     return x.mean(axis).round(12)
@@ -82,7 +86,8 @@ def interval(
     n, mean = len(x), float(x.mean())
     method = choose("interval method", method or ("t" if n < 20 else "BCa"), ["t", "BCa", "z"])
     if method == "BCa" and n > MOST: refuse("interval", f"at most {MOST:,} values for BCa", n, "t", "method='t'")
-    if method == "z" and np.abs(x).max() > 1 + TINY: refuse("interval", "correlations, -1 to 1", x[-1], fix="method='t'")
+    if method == "z" and np.abs(x).max() > 1 + TINY:
+        refuse("interval", "correlations, -1 to 1", x[-1], fix="method='t'")
     if n == 1: lo = hi = np.nan
     elif np.ptp(x) < TINY: lo = hi = mean
     elif method == "t": lo, hi = _stats().t.interval(level, n - 1, loc=mean, scale=_stats().sem(x))
@@ -119,6 +124,7 @@ def _t_test(a, b=None, null=0.0, side="two-sided"):
     p = {"two-sided": 2 * below(df, -abs(t)), "greater": below(df, -t), "less": below(df, t)}[side]
     return Result(d, float(p), float(d / np.sqrt(np.mean([g.var(ddof=1) for g in groups]))))
 
+# %% ../../nbs/05_judge/01_statistics.ipynb #779930c1
 def welch(a:np.ndarray|Sequence, b:np.ndarray|Sequence):
     "Welch's two-sided test of two groups of seeds: mean(a) - mean(b), p, Cohen's d. Fewer than 2 seeds give nan."
     return _t_test(_finite(a), _finite(b))
@@ -138,6 +144,7 @@ def _pairs(a, b):
     if len(a) == len(b): return np.sort(a - b)     # sorted: the order of the seeds must not reach the random flips
     refuse("pairs", "two arms of equal length", f"{len(a)} and {len(b)}", "the shared seeds", "match arms by seed")
 
+# %% ../../nbs/05_judge/01_statistics.ipynb #728101b5
 EXACT = 20                                                      # pairs up to which all 2ⁿ flips are counted
 
 @lru_cache(maxsize=8)
@@ -153,6 +160,7 @@ def _flipped_sums(d, many):
     for x in d: sums = np.concatenate([sums + x, sums - x])
     return sums
 
+# %% ../../nbs/05_judge/01_statistics.ipynb #86f7b230
 def paired_permutation(
     a:np.ndarray|Sequence,  # (n,), one per seed
     b:np.ndarray|Sequence,  # (n,), of the same seeds in the same order
@@ -259,6 +267,7 @@ def seeds_needed(mean:float, sd:float, expects:str, margin:float, fixed:float=0.
     else: done = half < abs((mean if expects[0] == "+" else -mean) - margin)
     return float(n[done.argmax()]) if done.any() else np.nan
 
+# %% ../../nbs/05_judge/01_statistics.ipynb #7942228c
 def seeds_beside(mean:float, sd:float, paper_mean:float, paper_std:float, paper_n:float, margin:float):
     "Seeds of ours that would decide a printed number; where it has no spread, ours stands in for it at the paper's n."
     theirs = paper_std / np.sqrt(paper_n - 1) if paper_std > 0 else sd / np.sqrt(paper_n)

@@ -22,6 +22,7 @@ Decision = namedtuple("Decision", "mean lo hi sd n p p_same test says note famil
 NOTHING = (*[np.nan] * 4, 0, np.nan, np.nan, "")
 FEW, TIE = "too few seeds", "the same in every seed"
 
+# %% ../../nbs/05_judge/03_verdicts.ipynb #6467c9f0
 def decide(x, expects, margin:float, i=None, test=None):
     """(says, test, p, p_same) for values `x`, one a seed, with interval `i`, that expect `+`, `-` or `0`.
 
@@ -41,6 +42,7 @@ def decide(x, expects, margin:float, i=None, test=None):
     if test is None or p < .05: return says, test.name if test else f"{i.method} interval", p, same
     return OPEN, FEW * (len(x) < flips_needed(test.family)), p, same
 
+# %% ../../nbs/05_judge/03_verdicts.ipynb #15a57cae
 def _number(s, x, p, margin):
     "The answer to a printed number `p` (a row of `paper_values`) with its `margin`, from values `x`."
     mean, sd = (x.sum(), 0.0) if s.aggregate == "sum" else (x.mean(), x.std())
@@ -62,6 +64,7 @@ def _quotes(s, quoted):
     if not words or "not attempted" in words: says = WAITS
     return Decision(*NOTHING[:-1], "rule of numbers" * (says in (YES, NO)), says, s.note)
 
+# %% ../../nbs/05_judge/03_verdicts.ipynb #00f72e58
 def decided(s, x:Sequence=(), notes:Sequence=(), i=None, known:Registered=None, quoted:Sequence=()) -> Decision:
     """What values `x` of statement `s` (a series, one a seed) say to it: a `Decision`.
 
@@ -96,6 +99,7 @@ def kind_of(s, paper) -> str:
     varied = s.aggregate == "difference" and bases == {n.partition("+")[0] for n in own | new}
     return "control" if own == a or varied else "otherwise"
 
+# %% ../../nbs/05_judge/03_verdicts.ipynb #359655fb
 def as_much(s, d:Decision) -> str:
     "Does the model on the other side of a control's reading do as much as the one that gets the credit?"
     if d.test == TIE or d.p_same < .05: return YES
@@ -113,6 +117,7 @@ def _in_force(said:dict, found:dict) -> list:
     gone = {k if found[c].says != WAITS else c for k, c in block.items() if c in said}
     return [k for k in said if k not in gone and k != "power"]
 
+# %% ../../nbs/05_judge/03_verdicts.ipynb #4cd90ad1
 def answers(said:dict, found:dict, numbers:Sequence[str]=()) -> Answers:
     """The three `Answers` to a claim; `said`, `found`: its statement and its `Decision` by reading; `numbers`:
     the words on those that it quotes."""
@@ -122,7 +127,8 @@ def answers(said:dict, found:dict, numbers:Sequence[str]=()) -> Answers:
     # where nothing was seen no model can do as much
     as_controls = {k: as_much(said[k], found[k]) for k in of("control") if found[seen].says != NO}
     # printed numbers that differ, or a size in words, leave open how much it is, and never outrank a reading
-    sized = p.expects != "number" and p.aggregate != "quotes" and ("~" in p.expects or {"differs", "corrected"} & {*numbers})
+    sized = (p.expects != "number" and p.aggregate != "quotes"
+             and ("~" in p.expects or {"differs", "corrected"} & {*numbers}))
     rest = {NUMBERS: OPEN} if sized else {}
     rest |= {k: found[k].says for k in of("otherwise") if found[k].says != WAITS}
     def of_all(each, *words):                        # the first word that a reading says, the strictest reading
@@ -148,6 +154,7 @@ def word_of(three:Answers, seen:str=YES, to_win:bool=True, forced:bool=False, un
     if forced: return FORCED_HERE
     return AS_MUCH if three.control.says == YES else NOT_WHEN if three.otherwise.says == NO else HOLDS
 
+# %% ../../nbs/05_judge/03_verdicts.ipynb #a56a686e
 def _what_decides(s, d, quoted=None) -> tuple:
     """Why a reading is open, and how many seeds would decide it with a chance of .8 if mean and spread stay:
     nan where no run would. `quoted`: the number that it expects."""
@@ -164,6 +171,7 @@ def _what_decides(s, d, quoted=None) -> tuple:
         needed = np.maximum(seeds_needed(d.mean, d.sd, s.expects, s.margin, family=d.family), fewest)
     return (FEW, needed) if needed <= MANY else (f"{NO_RUN}: {wide}", np.nan)
 
+# %% ../../nbs/05_judge/03_verdicts.ipynb #47dbfb52
 Judgement = namedtuple("Judgement", "verdict why n_decides answers")
 def judge(said:dict, found:dict, quoted:Sequence=()) -> Judgement:
     """The verdict on a claim, why it is open, seeds that would close it, and its three `Answers`. `said` and

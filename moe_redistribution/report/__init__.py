@@ -24,7 +24,8 @@ from ..basics.errors import choose
 from ..tasks.task import get_task, nulls
 from ..models.condition import condition
 from ..basics.files import of_clone
-from ..judge.statistics import (Interval, flips_needed, holm, interval, paired_permutation, seeds_needed, tost, welch)
+from ..judge.statistics import (Interval, flips_needed, holm, interval, paired_permutation,
+                                                 seeds_needed, tost, welch)
 from ..evidence.printed import DATA, paper_values, papers
 from ..evidence.claims import baselines, claims, statements
 from ..evidence.registrations import registered_on
@@ -34,31 +35,37 @@ from ..evidence.selection import generalised_rows, recorded_history, recorded_ro
 from .pages import Opening, Page, missing_runs
 from ..evidence.contrasts import compare, comparison, contrasts
 from ..evidence.design import strike
-from .tables import (compared_table, differences, item_title, laid_out, md_table, table, to_read, typeset)
+from .tables import (compared_table, differences, item_title, laid_out, md_table, table,
+                                              to_read, typeset)
 from .values import Arms, Values, because, by_arm, doubling, mapped, registered, the_more
-from .shapes import (axes, bars, curves, dots_by_arm, draw_dots, forest, heat, hue_of, level_lines, look,
-                                                name_at_ends, percent_axis)
-from .figures import (RATES, at_rate, by_panel, colour, dots, draw_printed, is_arm, label, name_ticks, null_levels,
-                                                 null_lines, pick, rate_lines, table_text, tidy_axes, trajectories, two_ablations,
-                                                 verdicts, without_ffn)
+from .shapes import (axes, bars, curves, dots_by_arm, draw_dots, forest, heat, hue_of,
+                                              level_lines, look, name_at_ends, percent_axis)
+from .figures import (RATES, at_rate, by_panel, colour, dots, draw_printed, is_arm, label,
+                                               name_ticks, null_levels, null_lines, pick, rate_lines, table_text,
+                                               tidy_axes, trajectories, two_ablations, verdicts, without_ffn)
 from .recorded_claims import claim, deciding, numbers, verdict_words
 from .prose import in_short, margin_text, points, prose, read_as, verdict_link
 from .overviews import (claims_of, main_claims, open_claims, shown_link)
 from .contrast_tables import contrast_answers, contrast_asks, verdict_table
 
 # %% ../../nbs/07_report/01_report.ipynb #40ad6292
-_all_ = ["Arms", "DATA", "Interval", "Opening", "Page", "RATES", "ROOT", "Values", "at_rate", "axes", "bars", "baselines", "because", "by_arm",
-         "by_panel", "checkpoint", "checkpoint_seeds", "choose", "claim", "claims", "claims_of", "colour", "compare", "compared_table",
-         "comparison", "condition", "contrast_answers", "contrast_asks", "contrasts", "curves", "deciding", "differences", "dots",
-         "dots_by_arm", "doubling",
-         "draw_dots", "draw_printed", "flips_needed", "forest", "generalised_rows", "get_task", "heat", "holm", "hue_of", "in_short",
-         "interval", "is_arm", "item_title", "label", "laid_out", "level_lines", "look", "main_claims", "mapped", "margin_text", "md_table",
-         "missing_runs", "name_at_ends", "name_ticks", "np", "null_levels", "null_lines", "nulls", "numbers", "of_clone", "open_claims",
-         "paired_permutation", "paper_values", "papers", "pd", "percent_axis", "pick", "plt", "points", "prose", "rate_lines", "read_as",
-         "recorded_history", "recorded_rows", "recorded_runs", "registered", "registered_on", "seeds_needed", "shown_link",
-         "statements", "strike", "table", "table_text", "the_more", "tidy_axes", "to_read", "tost", "trajectories", "two_ablations",
-         "typeset", "verdict_link", "verdict_table", "verdict_words", "verdicts", "welch", "without_ffn"]
+_all_ = ["Arms", "DATA", "Interval", "Opening", "Page", "RATES", "ROOT", "Values", "at_rate",
+         "axes", "bars", "baselines", "because", "by_arm", "by_panel", "checkpoint",
+         "checkpoint_seeds", "choose", "claim", "claims", "claims_of", "colour", "compare",
+         "compared_table", "comparison", "condition", "contrast_answers", "contrast_asks",
+         "contrasts", "curves", "deciding", "differences", "dots", "dots_by_arm", "doubling",
+         "draw_dots", "draw_printed", "flips_needed", "forest", "generalised_rows", "get_task",
+         "heat", "holm", "hue_of", "in_short", "interval", "is_arm", "item_title", "label",
+         "laid_out", "level_lines", "look", "main_claims", "mapped", "margin_text", "md_table",
+         "missing_runs", "name_at_ends", "name_ticks", "np", "null_levels", "null_lines", "nulls",
+         "numbers", "of_clone", "open_claims", "paired_permutation", "paper_values", "papers", "pd",
+         "percent_axis", "pick", "plt", "points", "prose", "rate_lines", "read_as",
+         "recorded_history", "recorded_rows", "recorded_runs", "registered", "registered_on",
+         "seeds_needed", "shown_link", "statements", "strike", "table", "table_text", "the_more",
+         "tidy_axes", "to_read", "tost", "trajectories", "two_ablations", "typeset", "verdict_link",
+         "verdict_table", "verdict_words", "verdicts", "welch", "without_ffn"]
 
+# %% ../../nbs/07_report/01_report.ipynb #53e114fc
 def __getattr__(name):
     "`plt`, when a page asks for it: a command that reads this part's tables need not wait for matplotlib."
     if name == "plt": return import_module("matplotlib.pyplot")

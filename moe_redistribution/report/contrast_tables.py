@@ -31,6 +31,7 @@ def _answer(c, which, digits):
     number = f"{_between(d.interval, digits)}, n = {d.n}" if d.n else ""
     return as_minus("; ".join(filter(None, [says, number, labelled(read).replace(" minus ", " − ")])))
 
+# %% ../../nbs/07_report/09_contrast_tables.ipynb #3b23fe59
 def verdict_table(beginnings:str|Sequence, caption:str, digits:int=3) -> Shown:
     """The recorded claims whose keys begin with `beginnings`, a string or several: verdict, sentence, the three answers
     with mean and 95 % interval of the reading that gives each, and the smallest difference that counts."""

@@ -52,11 +52,13 @@ def _as_claimed(means, expects:str="+", margin:float=0) -> np.ndarray:
     "Which differences are as a claim says: above the margin, below minus the margin, or (`0`) no larger than it."
     return np.abs(means) <= margin if expects[0] == "0" else means > margin if expects[0] == "+" else means < -margin
 
+# %% ../../nbs/07_report/11_curves.ipynb #0c28e2ed
 def _flips(n, most, seed):
     "Signs of n seeds × flips: every combination, or `most` random ones."
     if 2 ** n <= most: return np.array([*product([1., -1.], repeat=n)]).T, 0
     return np.random.default_rng(seed).choice([-1., 1.], (n, most)), 1
 
+# %% ../../nbs/07_report/11_curves.ipynb #fcb2ee61
 def curve_of(off:pd.DataFrame, expects:str="+", margin:float=0, flips:int=4000, seed:int=0) -> Curve:
     """The curve of readings × (stream, seed) as `other_readings` gives them, and its null by joint sign flips.
 

@@ -35,6 +35,7 @@ def _as_condition(name:str):
     is_one = isinstance(name, Condition) or "/" in str(name) and str(name).partition("/")[0] in TASKS
     return condition(name) if is_one else None
 
+# %% ../../nbs/07_report/05_figures.ipynb #db9535d5
 def _paler(hue): return "#" + "".join(f"{(int(hue[i:i + 2], 16) + 255) // 2:02x}" for i in (1, 3, 5))
 
 def colour(name:str) -> str:
@@ -47,6 +48,7 @@ def colour(name:str) -> str:
     if c.router == "frozen": return {"moe": MODELS["frozen router"], "moe_glu": "#f2a97c"}[c.ffn]
     return MODELS[SHORT[c.ffn]]
 
+# %% ../../nbs/07_report/05_figures.ipynb #298036f9
 WRITTEN = {"silu": "SiLU", "gelu": "GELU", "relu": "ReLU"}
 NARROW = {"ffn": 256, "glu": 170, "moe": 256, "moe_glu": 256}                # widths that a label need not mention
 WIDE = {"ffn": 512, "glu": 340, "moe": 512, "moe_glu": 340}
@@ -87,6 +89,7 @@ def label(name:str) -> str:
     variant = SHORT.get(c.ffn) or getattr(c.variant, "label", c.ffn.replace("_", " "))
     return slow + ", ".join([variant + f" h{c.d_mlp}" * (not usual), *(text for odd, text in unusual if odd), *options])
 
+# %% ../../nbs/07_report/05_figures.ipynb #722d8ecb
 def is_arm(name:str) -> bool:
     "Does a condition learn with other rates than the paper's?"
     return (c := _as_condition(name)) is not None and (c.ffn_lr != 1 or c.attn_lr != 1)
@@ -98,9 +101,11 @@ def pick(rows:pd.DataFrame, **where) -> pd.DataFrame:
     position = whole_answer(get_task(task)) if task in TASKS else "o0-o3"
     # the caller's columns first
     for column, value in (where | dict(metric="digits", position=position, stratum="all") | where).items():
-        rows = rows[rows[choose("row column", column, list(rows))] == value]     # none is an answer here: an arm that nobody trained yet
+        # none is an answer here: an arm that nobody trained yet
+        rows = rows[rows[choose("row column", column, list(rows))] == value]
     return rows
 
+# %% ../../nbs/07_report/05_figures.ipynb #def5882a
 def dots(ax, x:float, values:pd.Series|Sequence, name:str, width:float=.22):
     "Seeds of a condition as dots around `x`, their mean as a bar and its 95 % interval as a line."
     hue = colour(name)                                                   # a seed at 0 or 100 % is a whole dot
@@ -111,6 +116,7 @@ def draw_printed(ax, x, mean:float, std:float=np.nan):
     ax.plot(x, mean, "D", ms=6, mfc="white", mec="#a11", mew=1.4, zorder=5, clip_on=False)
     if std == std: ax.plot([x, x], [mean - std, mean + std], color="#a11", lw=.9, zorder=2)
 
+# %% ../../nbs/07_report/05_figures.ipynb #c21b28d2
 NULLS = ("copy", "uniform", "most frequent", "pass-through")
 
 def null_levels(task:str="add7", names:Iterable|None=None) -> dict:
@@ -126,6 +132,7 @@ def null_lines(ax, task:str="add7", names:Iterable|None=None, text:bool=True):
     "`null_levels` as lines, named if `text`."
     level_lines(ax, null_levels(task, names), text)
 
+# %% ../../nbs/07_report/05_figures.ipynb #b8f20c26
 def name_ticks(ax, names:Iterable, size:float=8, rotation:float=40):
     "A tick for each condition, its label upright or turned by degrees."
     turned = dict(rotation=rotation, ha="right", rotation_mode="anchor") if rotation else {}
@@ -141,6 +148,7 @@ def _one_task(names:Iterable):
         refuse("one figure", "conditions of one task", ", ".join(tasks) or "none", fix="a figure for each")
     return get_task(tasks[0]) if tasks else None
 
+# %% ../../nbs/07_report/05_figures.ipynb #54019915
 def _is_share(metric:str) -> bool:
     "Is a metric a share of predictions, and its axis one in percent?"
     return re.search("digits|exact|acc|share|^test$|^train$|(ffn|attn)_out$|flip|load$|fraction", metric) is not None
@@ -152,6 +160,7 @@ def _right_of(t:Task, metric:str="digits") -> str:
     if t.answers == 10 and t.vocab[:10] == tuple("0123456789"): return "digits right"
     return "sums right" if t.modulus else "counts right" if t.counting else "predictions right"
 
+# %% ../../nbs/07_report/05_figures.ipynb #b44d7a9a
 def _value_axes(ax, ylabel:str, top:float|None=None):
     "House style of an axis of shares up to `top`, or without one of any numbers."
     if top is not None: return tidy_axes(ax, ylabel, top)
@@ -175,6 +184,7 @@ def _named_once(names:Iterable) -> list:
         refuse("names of a figure", "conditions, each once", f"{again} twice" if again else "none", fix="name each")
     return said
 
+# %% ../../nbs/07_report/05_figures.ipynb #16ab2e94
 def _each_named(table:pd.DataFrame, names:Iterable, columns:Iterable=()) -> dict:
     """The part of a table that is about each condition: name → frame, in the order of `names`.
 
@@ -196,6 +206,7 @@ def _at(own, name, k, v):
     for x in left: choose(f"{k} in the rows of {name}", x, known, "measure it, or name one that is there")
     return own[own[k].isin(left)]
 
+# %% ../../nbs/07_report/05_figures.ipynb #677fa3c3
 def _usual(own, k):
     "Rows of some conditions at one value of a column that nobody named, the same for all."
     each = [list(f[k].unique()) for f in own.values()]
@@ -228,6 +239,7 @@ def _rows_by_name(rows:pd.DataFrame, names:Iterable, **where) -> dict:
                    fix=f"name its {several[0] if several else 'rows once'}")
     return {n: f[f["value"].notna()] for n, f in own.items()}
 
+# %% ../../nbs/07_report/05_figures.ipynb #9a35392b
 def _history_by_name(history:pd.DataFrame, names:Iterable, metric:str) -> dict:
     """What a figure draws of each condition's evaluations: name → frame, a row a step and a column a seed.
 
@@ -327,6 +339,7 @@ def printed_at(compared:pd.DataFrame, name:str, where):
             if all(c[k] == v for k, v in where.items() if k in c): return r.paper_mean, r.paper_std
     return np.nan, np.nan
 
+# %% ../../nbs/07_report/05_figures.ipynb #f60af57c
 def _panels(rows, names, panels, where, top, ylabel):
     "The task, the rows of each panel, and what the axes end at and are called."
     t = _one_task(names)
@@ -370,6 +383,7 @@ def at_rate(name:str, rate:float) -> str:
     "The name of a condition whose FFN learns at so many times the rate."
     return name if rate == 1 else f"{name}+ffnlr{rate:g}"
 
+# %% ../../nbs/07_report/05_figures.ipynb #20755874
 def without_ffn(rows:pd.DataFrame, name:str, edit:str="mean", positions:Sequence[str]=None, rule:str="first1000",
                 stream:str="paired", metric:str="digits_no_copy") -> pd.Series:
     """What is right without the FFN by seed, mean over `positions`, the current token ruled out.
@@ -383,6 +397,7 @@ def without_ffn(rows:pd.DataFrame, name:str, edit:str="mean", positions:Sequence
     at = [pick(rows, position=p, **where).set_index("seed")["value"] for p in positions]
     return (sum(at) / len(at)).dropna()
 
+# %% ../../nbs/07_report/05_figures.ipynb #5d5508ee
 def rate_lines(ax, rows:pd.DataFrame, names:Sequence[str], **how):
     """A line and its 95% band over `RATES` for each architecture that has rows; `how` as for `without_ffn`.
 

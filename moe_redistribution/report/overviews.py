@@ -43,14 +43,17 @@ def shown_link(c, word:str, root:str="../../") -> str:
     "A link to the place where its page shows a claim."
     return f"[{word}]({root}{page_of(c)}#{c.key})"
 
+# %% ../../nbs/07_report/08_overviews.ipynb #f32d9604
 def answer_cell(c, answer:str, spec:str="+") -> str:
     "One answer to a claim for a cell: yes, no, open or –, its number with n, and for other readings which it is."
     d, says = deciding(c, answer), getattr(c, answer)
     if says == NOT_ASKED: return f"{says}; {getattr(c, f'{answer}_read')}" if getattr(c, f"{answer}_read") else says
     number = f"{d.interval:{spec}}, n = {d.n}" * bool(d.n)
-    which = labelled(getattr(c, f"{answer}_read")) if answer == "control" or answer == "otherwise" and says != YES else ""
+    which = (labelled(getattr(c, f"{answer}_read"))
+             if answer == "control" or answer == "otherwise" and says != YES else "")
     return f"**{says}**" + "".join(f"; {x}" for x in (number if answer != "otherwise" or which else "", which) if x)
 
+# %% ../../nbs/07_report/08_overviews.ipynb #2f783be3
 def main_claims(lines, caption:str, spec:str="+", root:str="../../") -> str:
     "A table of claims: `lines` are (key, what it says, a word for its page); numbers as an `Interval` has them."
     unit = spec.strip("+-").partition(" ")[2]
@@ -64,11 +67,14 @@ def open_claims(keys:Sequence, root:str="../../") -> str:
     "A table of open claims: what they say, why they are open, seeds so far, seeds that would decide."
     found = [claim(k) for k in keys]
     for c in found:
-        if c.verdict != OPEN: refuse("waiting", "claims that stay open", f"{c.key}, {c.verdict}", "001-R1", "leave it out")
-    def needed(c): return f"{float(c.n_decides):,.0f}" if c.n_decides > 0 else "–" if c.why in (WAITS, NOTHING_TO_WIN) else "none would"
+        if c.verdict != OPEN:
+            refuse("waiting", "claims that stay open", f"{c.key}, {c.verdict}", "001-R1", "leave it out")
+    def needed(c):
+        return (f"{float(c.n_decides):,.0f}" if c.n_decides > 0
+                else "–" if c.why in (WAITS, NOTHING_TO_WIN) else "none would")
     def late(c): return "; read otherwise it fails" * (c.otherwise == NO)
     def said(c): return (x := c.statement.removeprefix("Asked here: "))[0].upper() + x[1:]
     return md_table([{"open claim": said(c), "verdict": verdict_link(c, root),
                       "n so far": deciding(c).n or "–", "n that decides": needed(c) + late(c)} for c in found],
-                    "Open claims. n so far: of the reading that is open. n that decides what that reading asks: if mean and "
-                    "spread stay, with a chance of .8.")
+                    "Open claims. n so far: of the reading that is open. "
+                    "n that decides what that reading asks: if mean and spread stay, with a chance of .8.")

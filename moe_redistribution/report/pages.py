@@ -66,6 +66,7 @@ def page_hash(page:Page) -> str:
             h.update(hashlib.sha256(as_committed(path).read_bytes()).digest())
     return h.hexdigest()[:12]
 
+# %% ../../nbs/07_report/12_pages.ipynb #cac58df1
 def missing_runs(page:Page) -> pd.DataFrame:
     "Seeds of the paper that a page needs and nobody has trained: condition, how many, expected hours of one core."
     have, out = far_enough()["first"], []
@@ -76,6 +77,7 @@ def missing_runs(page:Page) -> pd.DataFrame:
         if seeds: out.append(dict(condition=n, seeds=len(seeds), hours=round(hours, 1)))
     return pd.DataFrame(out, columns=["condition", "seeds", "hours"])
 
+# %% ../../nbs/07_report/12_pages.ipynb #bc102f78
 def _stands_on(page:Page, root:str="../../../") -> str:
     """The sentence about what a page stands on: how many rows, their hash, from how many models, and what is missing.
 
@@ -96,6 +98,7 @@ def _stands_on(page:Page, root:str="../../../") -> str:
                    f"about {left['hours'].sum():.0f} core-hours: "
                    f"`moe-redistribution train {' '.join(left['condition'])} --until first`.")
 
+# %% ../../nbs/07_report/12_pages.ipynb #43037539
 class Opening:
     "A page's sentence as a notebook shows it, with what was read stored beside it; `text` follows it."
     def __init__(self, page:Page, text:str="", quiet:bool=False, root:str="../../../"):
@@ -112,6 +115,7 @@ def stored_page(notebook:Path, root:str|Path=None):
              if STORED in o.get("data", {})]
     for wish in shown[-1:]: return Page(**{k: v for k, v in wish.items() if k != "hash"}, root=root), wish["hash"]
 
+# %% ../../nbs/07_report/12_pages.ipynb #0c178c41
 def page_paths(root:str|Path=None) -> list:
     "Every notebook."
     return sorted((Path(root or ROOT) / "nbs").rglob("[!_]*.ipynb"))

@@ -33,6 +33,7 @@ def labelled(text:str) -> str:
     named = re.sub(r"[\w.]+/[^\s,();&]+", lambda m: label(m[0]), text)
     return re.sub(r"\b(ffn_out|attn_out) at\b", lambda m: f"{_SITES[m[1]]} at", named)
 
+# %% ../../nbs/07_report/07_prose.ipynb #da1fa2c7
 def _found(c, reading): return registered(c, reading) if reading else deciding(c).interval
 
 def read_as(c, reading:str="", spec:str="+") -> str:
@@ -50,6 +51,7 @@ def points(
     i = _found(c, reading)
     return f"{i:{spec}} over {i.n:.0f} seeds" if i.n > 0 else "–"
 
+# %% ../../nbs/07_report/07_prose.ipynb #9ccffb43
 def margin_text(c, scale:float=1, unit:str="") -> str:
     "The smallest difference that counts for a claim, as what does not: `less than 5 points`, or `nothing`."
     return f"less than {scale * c.margin:,g}{' ' * bool(unit)}{unit}" if c.margin > 0 else "nothing"

@@ -35,6 +35,7 @@ def recorded_ledger(root:str|Path=None) -> pd.DataFrame:
     "The recorded ledger, a line a claim: nan where there is no number, an empty text where there are no words."
     return _read(root)[0].copy()
 
+# %% ../../nbs/07_report/06_recorded_claims.ipynb #ac18b0db
 def claim(
     key:str,  # its key in the ledger, such as G-06
 ) -> tuple:  # named, the ledger's columns as attributes: verdict, seen, control_read, paper_mean …
@@ -57,12 +58,14 @@ def deciding(c, answer:str="") -> Deciding:
     i = Interval(*(getattr(c, f"{by}_{f}") for f in ("mean", "lo", "hi", "n")), "recorded") if known else NO_VALUE
     return Deciding(verdict_text(c), i, int(i.n), rule, seeds, by)
 
+# %% ../../nbs/07_report/06_recorded_claims.ipynb #c81b0b65
 def verdict_text(c) -> str:
     "The verdict on a claim with what it names: the control that does as much, the reading that fails, why it is open."
     word = f"{c.verdict[:-2]} read otherwise" if c.verdict == NOT_WHEN else c.verdict
     why = c.why.partition(":")[0] if c.verdict == OPEN else c.why
     return f"{word} ({why})" if c.verdict in (OPEN, AS_MUCH, NOT_WHEN) else word
 
+# %% ../../nbs/07_report/06_recorded_claims.ipynb #59d60e17
 def answer_text(c, answer:str, digits:int=3) -> str:
     "One answer in words: yes, no, open or –, how it was read, its number and whose seeds these are."
     d, says, read = deciding(c, answer), getattr(c, answer), getattr(c, f"{answer}_read")
@@ -80,6 +83,7 @@ def verdict_words(
     "The verdict on a claim in words."
     return "; ".join(filter(None, [word or verdict_text(c), changed_late(c.key)]))
 
+# %% ../../nbs/07_report/06_recorded_claims.ipynb #f91e3917
 @lru_cache(maxsize=1)
 def _former(path, changed): return pd.read_csv(path, dtype=str, keep_default_na=False)
 

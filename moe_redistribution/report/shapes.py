@@ -28,6 +28,7 @@ def hue_of(said:str) -> str:
     if known: return MODELS[max(known, key=len)]
     return OTHER_HUES[_PLACES.setdefault(said, len(_PLACES)) % len(OTHER_HUES)]
 
+# %% ../../nbs/07_report/04_shapes.ipynb #d000220b
 def _is_hollow(said:str) -> bool:
     "Is a mark of this name open? That of a model that learns slowly, or whose map stands still."
     return str(said).startswith(HOLLOW) or "stands still" in str(said)
@@ -48,6 +49,7 @@ def _intervals(values, scale):
         return interval(seeds), seeds
     return {said: one(v) for said, v in values.items()}
 
+# %% ../../nbs/07_report/04_shapes.ipynb #a229f8e0
 def axes(ax=None, width:float=7.2, height:float=3.4):
     "The given axes, or new ones; either without the frame's upper and right line."
     import matplotlib.pyplot as plt
@@ -59,11 +61,13 @@ def percent_axis(axis):
     "An axis of shares, in percent."
     axis.set_major_formatter(lambda v, _: typeset(f"{v:.0%}"))
 
+# %% ../../nbs/07_report/04_shapes.ipynb #a76007ef
 def level_lines(ax, levels:Mapping, text:bool=True, size:float=7.5, upright:bool=False):
     "Dotted lines at levels (name → number), named at their right end, or `upright` at their top, if `text`."
     for name, level in levels.items():
         (ax.axvline if upright else ax.axhline)(level, color="#999", lw=.8, ls=":", zorder=1)
-        if upright: at = dict(xy=(level, 1), xycoords=("data", "axes fraction"), xytext=(0, 3), ha="center", va="bottom")
+        if upright:
+            at = dict(xy=(level, 1), xycoords=("data", "axes fraction"), xytext=(0, 3), ha="center", va="bottom")
         else: at = dict(xy=(1, level), xycoords=("axes fraction", "data"), xytext=(3, 0), va="center")
         if text: ax.annotate(name, textcoords="offset points", fontsize=size, color="#666", **at)
 
@@ -78,6 +82,7 @@ def draw_dots(ax, x:float, values, style:Mapping, width:float=.22) -> Interval:
     ax.plot([x - width, x + width], [i.mean] * 2, color="#333", lw=2, zorder=4)
     return i
 
+# %% ../../nbs/07_report/04_shapes.ipynb #fa791928
 def dots_by_arm(values:Mapping, ylabel:str="", levels:Mapping=None, share:bool=False, scale:float=1, ax=None, **size):
     """A column of seeds for each arm of `values` (name → `Values`), with mean and 95 % interval. Returns the axes.
 
@@ -92,6 +97,7 @@ def dots_by_arm(values:Mapping, ylabel:str="", levels:Mapping=None, share:bool=F
     if share: ax.set_ylim(0, 1.02), percent_axis(ax.yaxis)
     return ax
 
+# %% ../../nbs/07_report/04_shapes.ipynb #abce30ce
 def forest(values:Mapping, xlabel:str="", levels:Mapping=None, hollow:Iterable=None, counts:float=None, scale:float=1,
            share:bool=False, ax=None, hues:Mapping=None, **size):
     """A row for each entry of `values` (name → `Values` or `Interval`): mean and 95 % interval. Returns the axes.
@@ -106,7 +112,8 @@ def forest(values:Mapping, xlabel:str="", levels:Mapping=None, hollow:Iterable=N
         ax.axvline(0, color="#bbb", lw=.8, zorder=0)
     for y, (said, (i, _)) in enumerate(own.items()):
         style = look(said, None if hollow is None else said in hollow)
-        if hue := (hues or {}).get(said): style |= dict(color=hue, mec=hue, mfc="white" if style["mfc"] == "white" else hue)
+        if hue := (hues or {}).get(said):
+            style |= dict(color=hue, mec=hue, mfc="white" if style["mfc"] == "white" else hue)
         ax.plot([i.lo, i.hi], [y, y], color=style["color"], lw=1.5, zorder=2)
         ax.plot(i.mean, y, "o", ms=6, zorder=3, **style)
     ax.set_yticks(range(len(own)), list(own)), ax.set_ylim(len(own) - .4, -.6)
@@ -133,6 +140,7 @@ def name_at_ends(ax, ends:Mapping, size:float=8):
         ax.annotate(said, (1, h), xycoords="axes fraction", xytext=(6, 0), textcoords="offset points", fontsize=size,
                     color=hue, va="center")
 
+# %% ../../nbs/07_report/04_shapes.ipynb #6e2a7fdb
 def curves(tables:Mapping, xlabel:str="", ylabel:str="", levels:Mapping=None, share:bool=False, log:bool=False,
            band:bool=True, scale:float=1, ax=None, **size):
     """A line for each table of `tables` (name → frame: index along x, a column a seed): the mean over seeds and its
@@ -171,13 +179,15 @@ def heat(table:pd.DataFrame, spec:str=".2f", xlabel:str="", ylabel:str="", title
     for (i, j), v in np.ndenumerate(x):
         dark = (v - low) > .6 * most if middle is None else abs(v - middle) > .6 * most
         if spec and v == v:
-            ax.text(j, i, typeset(f"{v:{spec}}"), ha="center", va="center", fontsize=7.5, color="white" if dark else "#222")
+            ax.text(j, i, typeset(f"{v:{spec}}"), ha="center", va="center", fontsize=7.5,
+                    color="white" if dark else "#222")
     ax.set_xticks(range(table.shape[1]), table.columns, fontsize=8)
     ax.set_yticks(range(len(table)), table.index, fontsize=8)
     ax.set(xlabel=xlabel, ylabel=ylabel), ax.set_title(title, fontsize=9.5)
     ax.spines[:].set_visible(False), ax.tick_params(length=0)
     return ax
 
+# %% ../../nbs/07_report/04_shapes.ipynb #44b9ff01
 def bars(values:Mapping, ylabel:str="", levels:Mapping=None, scale:float=1, share:bool=False, ax=None, **size):
     """Groups of bars: group → (model → `Values`, an `Interval` or a number), with 95 % intervals. Returns the axes."""
     if not len(values): refuse("figure", "values by group", "none", fix="measure them, or leave the figure out")

@@ -74,6 +74,7 @@ def table(rows:pd.DataFrame, first, caption:str, form:str="{:.0%}") -> Shown:
         shown.insert(0, first, [", ".join(i) if isinstance(i, tuple) else i for i in frame.index])
     return to_read(shown, caption)
 
+# %% ../../nbs/07_report/02_tables.ipynb #b8bc43b3
 def md_table(rows:pd.DataFrame|Sequence, caption:str) -> Passage:
     "A list of dictionaries (heads → cells) as `table`, in Markdown: cells may hold links, the caption stands below."
     shown = table(rows, None, "", "{}")
@@ -97,8 +98,8 @@ def with_interval(mean:float, lo:float, hi:float, unit:str="fraction") -> str:
 
 # %% ../../nbs/07_report/02_tables.ipynb #945b4017
 VARIANT = {"ffn": "dense", "glu": "GLU", "moe": "mixture", "moe_glu": "GLU mixture", "ffn_narrow": "narrow",
-           "all": "all variants", "moe_random": "mixture, random routing", "moe_glu_random": "GLU mixture, random routing",
-           "moe_top2": "mixture, two experts"}
+           "all": "all variants", "moe_random": "mixture, random routing",
+           "moe_glu_random": "GLU mixture, random routing", "moe_top2": "mixture, two experts"}
 TASK = {"add7": "add-7", "modadd": "modular addition", "hist": "histogram"}
 METRIC = {"no_ffn_acc": "right without FFN", "no_attn_acc": "right without attention",
           "normal_acc": "right, nothing removed", "routing_fraction": "share of tokens",

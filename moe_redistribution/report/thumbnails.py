@@ -25,6 +25,7 @@ def stored_figures(page:str, root:str|Path=None) -> dict:
         if label and pictures: found[label[1]] = base64.b64decode("".join(pictures[0]))
     return found
 
+# %% ../../nbs/07_report/10_thumbnails.ipynb #e46d8ffa
 def _thumbnail(png:bytes, width:int=150, colours:int=24) -> str:
     "A picture as a data address, so many pixels wide."
     from PIL import Image                                              # comes with matplotlib
@@ -45,6 +46,7 @@ def legend() -> str:
     box = '<span class="swatch" style="background:{}"></span> {}&nbsp;{}'
     return " ".join(box.format(SHADES.get(v, _NONE), SIGNS.get(v, "–"), v) for v in each if v != "corrected")
 
+# %% ../../nbs/07_report/10_thumbnails.ipynb #2bb321c1
 def _verdict_bar(counts:dict) -> str:
     "Shares of verdicts as a strip of colours, with the counts as its title."
     whole = sum(counts.values())
@@ -53,6 +55,7 @@ def _verdict_bar(counts:dict) -> str:
     spans = "".join(f'<i style="width:{100 * n / whole:.1f}%;background:{SHADES.get(v, _NONE)}"></i>' for v, n in parts)
     return f'<span class="bar" title="{escape(", ".join(f"{n} {v}" for v, n in parts))}">{spans}</span>'
 
+# %% ../../nbs/07_report/10_thumbnails.ipynb #a91f7c23
 def card(title:str, href:str, counts:dict, picture:str="", about:str="", source:str="") -> str:
     """One figure or table: a link with its picture (a data address or SVG), or with what it is about in words, and its
     verdicts; `source`: the page and label that the picture is from."""
@@ -65,6 +68,7 @@ def card(title:str, href:str, counts:dict, picture:str="", about:str="", source:
     return (f'<a class="paper-card" href="{escape(href)}" title="{escape(about)}: {escape(said)}">'
             f"{inner}<b>{escape(title)}</b><small>{few}</small>{_verdict_bar(counts)}</a>")
 
+# %% ../../nbs/07_report/10_thumbnails.ipynb #3644bfb3
 def figure_of(page:str, label:str, root:str|Path=None) -> str:
     "The thumbnail of a stored figure. ValueError (nearest) for a label that the page does not have."
     found = stored_figures(page, root)
@@ -84,6 +88,7 @@ def heading_anchor(page:str, name:str, root:str|Path=None) -> str:
             return "#" + re.sub(r"^[^a-z]+|[^a-z0-9 ._-]", "", l.lower().replace("'", "")).strip().replace(" ", "-")
     return ""
 
+# %% ../../nbs/07_report/10_thumbnails.ipynb #11e189f3
 def sketch(ours, printed, verdicts, kinds) -> str:
     """Numbers of ours against printed ones as a small SVG, a dot each in its verdict's colour; each of `kinds` (what is
     measured) on a scale of its own. On the line both are the same. Empty where nothing is finite."""

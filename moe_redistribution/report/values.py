@@ -97,8 +97,9 @@ def because(
 
     ValueError unless both and the cause alone lie beyond what counts on one side, and the thing alone lies within it."""
     lacks = {"neither", "both", "cause", "thing"} - {*arms}
-    if lacks: refuse(f"because {says!r}", "the arms neither, both, cause and thing", f"none for {', '.join(sorted(lacks))}",
-                     fix="train the arm that has the one without the other")
+    if lacks:
+        refuse(f"because {says!r}", "the arms neither, both, cause and thing", f"none for {', '.join(sorted(lacks))}",
+               fix="train the arm that has the one without the other")
     both, cause, thing = (arms[k] - arms["neither"] for k in ("both", "cause", "thing"))
     side = 1 if both.mean() > 0 else -1
     beyond = [min(side * x.lo, side * x.hi) > counts for x in (both, cause)]
@@ -121,6 +122,7 @@ def doubling(dose:Mapping, effect:Mapping) -> Interval:
     each = pd.DataFrame({a: effect[a] for a in dose}).dropna()
     return interval(each.to_numpy() @ (x - x.mean()) / ((x - x.mean()) ** 2).sum())
 
+# %% ../../nbs/07_report/03_values.ipynb #0cb29823
 def the_more(
     says:str,  # such as "the slower, the more"
     dose:Mapping,  # arm → a number that was set, or `Values` that came out
@@ -133,9 +135,12 @@ def the_more(
     ValueError where the slope that decides, of a dose that came out the one within arms, has not that sign for sure."""
     slope, came_out = doubling(dose, effect), any(isinstance(x, pd.Series) for x in dose.values())
     means = {a: Values(x).mean() if came_out else x for a, x in dose.items()}
-    between = np.polyfit(np.log2([*means.values()]), [effect[a].mean() for a in means], 1)[0] if len(means) > 1 else np.nan
+    between = (np.polyfit(np.log2([*means.values()]), [effect[a].mean() for a in means], 1)[0]
+               if len(means) > 1 else np.nan)
     told = f"{slope:{spec}} for a doubling"
-    if came_out: told += f" within arms, {Interval(between, np.nan, np.nan, len(means), 'least squares'):{spec}} over their means"
+    if came_out:
+        told += (" within arms, "
+                 f"{Interval(between, np.nan, np.nan, len(means), 'least squares'):{spec}} over their means")
     if not (slope.lo > 0 if expects == "+" else slope.hi < 0):
         refuse(f"{says!r}", "a slope below 0 for sure" if expects == "-" else "a slope above 0 for sure", told,
                fix="name what was set, such as a learning rate, in the place of what came out")
