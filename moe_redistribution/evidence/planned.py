@@ -22,15 +22,16 @@ from .printed import DATA, papers, study_papers
 class Contrast:
     """`a` less `b`, paired by seed, planned beside the `STUDY` whose arms they are, in its list `CONTRASTS`.
 
-    `a`, `b`: arms of `preset`, or what its rows call parts of them; of a study of trainings, conditions. `metric`, and
-    `at` (column → text): which rows are read, others as `ROW_DEFAULTS` has them, in the stream `paired`. `seeds`: of
-    both arms. `margin`: a smaller difference does not count. `null`: what a guess scores, or none. `says`: the claim
-    in a sentence that is judged on `page`, a notebook under nbs/, and `expects` + of it (a above b), - or 0; without
-    it no ledger has the contrast. `power`: of a sentence that expects 0, two arms between which a difference has to show
-    at the same seeds, because a tie where nothing could be won says nothing. `over`: what n counts. All contrasts of a
-    study are one family, or of each `family` that they name.
+    `a`, `b`: arms of `preset`, or what its rows call parts of them; of a study of trainings, conditions. `metric`,
+    and `at` (column → text): which rows are read, others as `ROW_DEFAULTS` has them, in the stream `paired`. `seeds`:
+    of both arms. `margin`: a smaller difference does not count. `null`: what a guess scores, or none. `says`: the
+    claim in a sentence that is judged on `page`, a notebook under nbs/, and `expects` + of it (a above b), - or 0;
+    without it no ledger has the contrast. `power`: of a sentence that expects 0, two arms between which a difference
+    has to show at the same seeds, because a tie where nothing could be won says nothing. `over`: what n counts. All
+    contrasts of a study are one family, or of each `family` that they name.
 
-    ValueError (expected, got, nearest, fix) for a name or a column that cannot be written, and a tie without power."""
+    ValueError (expected, got, nearest, fix) for a name or a column that cannot be written, and a tie without
+    power."""
     name: str
     a: str
     b: str
@@ -103,8 +104,8 @@ def _row_name(self, study, arm):
 
 # %% ../../nbs/06_evidence/03_planned.ipynb #c0de0013
 def _beside_chance(contrasts:Sequence, dealt:dict):
-    """ValueError for a contrast of an arm whose choices were stored or learned (a key of `dealt`) where none sets that arm
-    beside the one whose choices have the same key and are dealt at random (its value)."""
+    """ValueError for a contrast of an arm whose choices were stored or learned (a key of `dealt`) where none sets
+    that arm beside the one whose choices have the same key and are dealt at random (its value)."""
     asked = {frozenset((c.a, c.b)) for c in contrasts}
     for c in contrasts:
         for arm in {c.a, c.b} & {*dealt}:
@@ -115,8 +116,8 @@ def _beside_chance(contrasts:Sequence, dealt:dict):
 
 # %% ../../nbs/06_evidence/03_planned.ipynb #72081bff
 def _planned_lines() -> dict:
-    """Study → table → the lines of the contrasts that stand beside it. `Faults`, a line each, for those that have none, and
-    for a study whose `DEALT` names a choice that nothing sets beside chance."""
+    """Study → table → the lines of the contrasts that stand beside it. `Faults`, a line each, for those that have
+    none, and for a study whose `DEALT` names a choice that nothing sets beside chance."""
     known, out = of_studies("study", "STUDY"), {}
     chance = of_studies("study", "DEALT", {})
     def add(study, c):

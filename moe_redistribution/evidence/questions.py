@@ -49,12 +49,13 @@ class Question:
             refuse("seeds", f"{least} or more: a family of {len(self.pairs)} cannot reject with fewer",
                    f"{len(self.seeds)}", least, "give more seeds, or ask less")
     def answers(self, values) -> pd.DataFrame:
-        """A line for each pair, from `values` (columns condition, seed, value): means, the difference a − b
-        and its 95 % interval, both p by Holm, and the outcome. ValueError for a seed without a number.
+        """A line for each pair, from `values` (columns condition, seed, value): means, the difference a − b and its
+        95 % interval, both p by Holm, and the outcome. ValueError for a seed without a number.
 
-        The interval is Student's t below twenty seeds, `p_holm` is by sign flips, which assume less and cannot come below
-        2^(1 − n) times the family: so an interval may leave out 0 where the outcome is still *inconclusive*. An outcome
-        ends in *unchecked* where it stands on rows of own code that nobody made again (a column `unchecked`)."""
+        The interval is Student's t below twenty seeds, `p_holm` is by sign flips, which assume less and cannot come
+        below 2^(1 − n) times the family: so an interval may leave out 0 where the outcome is still *inconclusive*. An
+        outcome ends in *unchecked* where it stands on rows of own code that nobody made again (a column
+        `unchecked`)."""
         lines = [dict(contrast=name, a=a, b=b, n=len(self.seeds))
                  | paired_contrast(*map(np.array, _paired(values, a, b, self.seeds)), self.margin)
                  for name, (a, b) in self.pairs.items()]

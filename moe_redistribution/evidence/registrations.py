@@ -290,7 +290,7 @@ def _changes(path, changed):
 
 # %% ../../nbs/06_evidence/04_registrations.ipynb #f7148950
 def changed_late(key:str, path:str|Path=None) -> str:
-    """What is said beside the verdict of a claim whose control, reading or sentence was changed when rows of what it reads
-    were there, and how often; empty for others, and where nothing is registered."""
+    """What is said beside the verdict of a claim whose control, reading or sentence was changed when rows of what it
+    reads were there, and how often; empty for others, and where nothing is registered."""
     path = Path(path or DATA.parent / FILE)
     return _changes(path, path.stat().st_mtime_ns).get(key, "") if path.is_file() else ""

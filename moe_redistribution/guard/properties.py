@@ -38,6 +38,7 @@ def _answer(work):
     except Exception: wrong = ValueError(f"{type(wrong).__name__}: {wrong}")              # of a kind that cannot travel
     return pickle.dumps((got, wrong, [(w.category, str(w.message)) for w in heard]))
 
+# %% ../../nbs/11_guard/01_properties.ipynb #86e50475
 def apart(work:Callable) -> object:
     """What `work()` gives in a process of its own, a fork of this one with other random numbers: nothing that it
     changes reaches this one. Raises what it raises and warns as it does; `Unchecked` without such a process, or where
@@ -81,6 +82,7 @@ def check_rows(of:str, got:object, **asked):
     if (n := int(got.duplicated([c for c in got if c not in ("value", "n_examples")]).sum())):
         refuse(of, "each row once", f"{n} again", fix="drop the repetitions")
 
+# %% ../../nbs/11_guard/01_properties.ipynb #0cf4a24f
 def other_value(before:pd.DataFrame, again:pd.DataFrame) -> str:
     """The first of the rows that two frames have of the same seeds and that differ, in words; empty if none does.
     Metrics that end in `seconds` are times, and are let off."""
@@ -101,6 +103,7 @@ def other_value(before:pd.DataFrame, again:pd.DataFrame) -> str:
     return f"{row['metric']} of seed {row['seed']}: {was[odd[0]]:.6g}, then " + (
         f"{now[odd[0]]:.6g}" if odd[0] in second.index else "no such row")
 
+# %% ../../nbs/11_guard/01_properties.ipynb #668ca641
 def same_rows(what:str, before:pd.DataFrame, again:pd.DataFrame, seeds:Sequence, others:Sequence):
     "ValueError unless rows that were made of `seeds` and then of `others` agree on the seeds that both have."
     if not (moved := other_value(before, again)): return
@@ -108,6 +111,7 @@ def same_rows(what:str, before:pd.DataFrame, again:pd.DataFrame, seeds:Sequence,
            fix="one value a seed, in their order, none from the others, and none from the clock, id or hash; draw by "
            "torch.Generator().manual_seed(seed)")
 
+# %% ../../nbs/11_guard/01_properties.ipynb #abb65ba3
 def _told(f):
     "Rows as text but for what they are called, by which those of two things are compared bit for bit."
     about = sorted({*f} - {"condition", "metric", "n_examples", "unchecked"})
@@ -119,8 +123,8 @@ def say_if_alike(of:str, each:dict):
     for n, f in each.items():
         seeds = {_told(x.assign(seed=0)) for _, x in f.groupby("seed")}
         if f["seed"].nunique() > 1 == len(seeds):
-            warnings.warn(f"{of}: expected seeds of {n} that differ; got the same values for all; fix: let its function "
-                          "use the seed, or none if none decides")
+            warnings.warn(f"{of}: expected seeds of {n} that differ; got the same values for all; "
+                          "fix: let its function use the seed, or none if none decides")
         if (twin := seen.setdefault(_told(f), n)) != n:
             warnings.warn(f"{of}: expected values of its own for {n}; got those of {twin}, bit for bit; fix: ask for "
                           "what it is of, bind what a loop changes (def f(…, n=n)), or none if the two should agree")
@@ -132,7 +136,8 @@ _TORCH = "torch", "torch.nn", "torch.nn.functional", "torch.nn.init", "torch.opt
 @lru_cache(maxsize=1)
 def _spaces(n):
     "Name → where names are looked up: modules, classes and tables of the library, and torch's modules, of `n` in all."
-    ours = {m.__name__: m for k, m in [*sys.modules.items()] if k.partition(".")[0] == PACKAGE}          # an old name is the same room
+    # an old name is the same room
+    ours = {m.__name__: m for k, m in [*sys.modules.items()] if k.partition(".")[0] == PACKAGE}
     each = [(k, n, x) for k, m in ours.items() for n, x in [*vars(m).items()]]
     out = ours | {f"{k}.{n}": x for k, n, x in each if isinstance(x, type) and x.__module__ == k}
     tables = {f"{k}.{n}": x for k, n, x in each if isinstance(x, dict) and n.isupper() and n[0] != "_"}
@@ -141,6 +146,7 @@ def _spaces(n):
     out |= {n: x for n, x in tables.items() if type(x) is dict}
     return out | {k: sys.modules[k] for k in _TORCH if k in sys.modules}
 
+# %% ../../nbs/11_guard/01_properties.ipynb #22b2ec0d
 def _called(x): return getattr(x, "__name__", None)
 
 def _put_back(name, space, was):
@@ -155,6 +161,7 @@ def _put_back(name, space, was):
         del space[n]
         yield f"{name}[{n!r}] new"
 
+# %% ../../nbs/11_guard/01_properties.ipynb #f495d7f2
 def usual_defaults():
     "ValueError if torch's default type or device is not the one that a new process has."
     for what, usual, now, back in (
@@ -165,6 +172,7 @@ def usual_defaults():
         refuse(f"torch's default {what}", usual, f"{now}; it is put back", usual,
                "say the type or device of each tensor of your own")
 
+# %% ../../nbs/11_guard/01_properties.ipynb #36caf34a
 @contextmanager
 def untouched_library(what:str):
     "Within it nothing of the library is replaced: what is, is put back, and a ValueError names it."
@@ -177,6 +185,7 @@ def untouched_library(what:str):
     if changed: refuse(what, "the library as it is", f"{', '.join(changed[:3])}; it is put back",
                        fix="register a thing of your own instead")
 
+# %% ../../nbs/11_guard/01_properties.ipynb #0f53879e
 @contextmanager
 def users_code(what:str):
     "Within it a user's function is carried out: the library stays untouched, and an error is refused with its line."

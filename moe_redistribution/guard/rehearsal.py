@@ -35,6 +35,7 @@ def _wrong(c, what, expected, got, fix, near=None):
 def _say(c, what, expected, got, fix):
     warnings.warn(f"{what} of {c.name}: expected {expected}; got {got}; fix: none if that is meant, else {fix}")
 
+# %% ../../nbs/11_guard/03_rehearsal.ipynb #6304a186
 def _differs(a, b, i=0, j=0, exact=False):
     "The first name under which member i of one try and member j of another differ; None if they do not."
     for n in a | b:
@@ -42,6 +43,7 @@ def _differs(a, b, i=0, j=0, exact=False):
         x, y = (z.double().nan_to_num(0, 0, 0) for z in (a[n][i], b[n][j]))
         if (x - y).abs().max() > (0 if exact else 1e-4 * x.abs().max() + 1e-6): return n
 
+# %% ../../nbs/11_guard/03_rehearsal.ipynb #1ad3b68e
 def _apart(c, work):
     "What work gives in a process of its own; an error of a user's code is said there, with its line."
     def told():
@@ -54,6 +56,7 @@ def _examples(t, seed):
     at = (torch.arange(8) * max(1, len(t) // 8) + 3 * seed) % len(t)
     return t.tokens[at], t.targets[at]
 
+# %% ../../nbs/11_guard/03_rehearsal.ipynb #126c94ef
 def _try_step(c:Condition, seeds:Sequence[int]) -> dict:
     "What becomes of some seeds in one step and in each event of a condition: name → values, seeds first."
     members, none, t = init_members(c, seeds, "paired"), [0] * len(seeds), c.get_task()
@@ -77,12 +80,14 @@ def _try_step(c:Condition, seeds:Sequence[int]) -> dict:
         out |= {f"{n} after a step": x.clone() for n, x in params.items()}
     return out | _try_events(members)
 
+# %% ../../nbs/11_guard/03_rehearsal.ipynb #7dd383ab
 def _in_place(c, what, held, now):
     "ValueError if weights were put in others' place."
     if n := next((n for n in held | now if now.get(n) is not held.get(n)), None):
         _wrong(c, what, "weights that are changed in place", f"another tensor as {n!r}, which reaches no weight",
                "write into the one that is there, as by copy_")
 
+# %% ../../nbs/11_guard/03_rehearsal.ipynb #256c672c
 def _try_events(members):
     "Parameters and moments before and after each event, from weights that have moved."
     c, out, gens = members.c, {}, [torch.Generator().manual_seed(s) for s in members.seeds]
@@ -119,6 +124,7 @@ def _check_seeds(c:Condition) -> dict:
                    "nothing by place: no mean, sum or norm over the first axis, the seeds', or over tokens (m, d)")
     return step
 
+# %% ../../nbs/11_guard/03_rehearsal.ipynb #de8b4145
 def _check_seed_decides(c:Condition, step:dict):
     "ValueError if two seeds begin with the same values; a word if an event adds the same to both."
     own, none = [f"initial {n}" for n in c.variant.shapes(c)], []
@@ -144,6 +150,7 @@ def _a_little_on(members):
         x.add_(torch.randn(x.shape[1:], generator=g) * .1 * max(float(x.square().mean().sqrt()), .02))
     return params
 
+# %% ../../nbs/11_guard/03_rehearsal.ipynb #24d378d0
 def _check_sight(c:Condition):
     "ValueError if a position of a causal task sees what comes later."
     t, params = c.get_task(), _a_little_on(init_members(c, [1], "paired"))
@@ -158,6 +165,7 @@ def _check_sight(c:Condition):
             _wrong(c, "logits", "what the tokens up to there decide, for its task is causal", f"others at {where} with "
                    f"other tokens from {t.places[cut]} on", "no mean, sum or norm over positions")
 
+# %% ../../nbs/11_guard/03_rehearsal.ipynb #11928135
 def _check_examples(c:Condition):
     "ValueError unless an example has alone, at its read-outs alone and without a gradient what it has in a whole pass."
     t, params = c.get_task(), _a_little_on(init_members(c, [1], "paired"))
@@ -175,10 +183,13 @@ def _check_examples(c:Condition):
         moved = [n.removeprefix("L0.") for n in seen if _differs({n: seen[n][:, some]}, {n: few[n]})]
         if n := next((n for n in moved if n in ("gate", "up", "hidden")), ""):        # later layers see what routes did
             _wrong(c, n, "what an example has by itself", f"others {where}", "no mean, sum, norm or noise over a batch")
-        if n := next((n for n in moved if n in ("router_probs", "gates")), "") if len(some) == 8 or not c.routing.by_batch else "":
+        if n := (next((n for n in moved if n in ("router_probs", "gates")), "")
+                 if len(some) == 8 or not c.routing.by_batch else ""):
             told = _say if c.routing.by_batch else _wrong
-            return told(c, n, "what an example has by itself", f"others {where}, so its routes depend on what is asked beside it",
-                        "by_batch = True, so that it is asked for all inputs together, or no mean over a batch and no noise but by draw")
+            return told(c, n, "what an example has by itself",
+                        f"others {where}, so its routes depend on what is asked beside it",
+                        "by_batch = True, so that it is asked for all inputs together, "
+                        "or no mean over a batch and no noise but by draw")
 
 # %% ../../nbs/11_guard/03_rehearsal.ipynb #g7c801c4
 def _check_sites(c:Condition):
@@ -219,6 +230,7 @@ def _gates(c, sharper, turned=0):
     forward(params, at, c, sink=sink)
     return [x for n, x in sink.items() if n.split(".")[-1] == "gates"]
 
+# %% ../../nbs/11_guard/03_rehearsal.ipynb #8bb1c1f2
 def _check_router(c:Condition, step:dict):
     "ValueError unless a router does what its condition's name says: k experts, with weights, those that are probable."
     r, each = c.routing, [x for sharper in (1, 10) for x in _gates(c, sharper)]
@@ -251,6 +263,7 @@ def _check_learns(c:Condition, step:dict):
         _wrong(c, f"gradient of {still[0]}", "one of the loss, for it learns by its name", "none",
                "no detach or no_grad, and every product takes part in hidden; or say learns = False of a router")
 
+# %% ../../nbs/11_guard/03_rehearsal.ipynb #4de5df61
 def _still(c) -> list:
     "Weights of an FFN and its router that should learn and that neither task nor balance loss would move."
     members, (tokens, targets) = init_members(c, [1], "paired"), _examples(c.get_task(), 1)
@@ -275,6 +288,7 @@ def _try_out(c:Condition):
     _check_learns(c, step)
     if not c.variant.absent: _check_sites(c)
 
+# %% ../../nbs/11_guard/03_rehearsal.ipynb #2492f279
 @cached_by_kind
 def rehearse(c:Condition):
     """`_try_out`, in a process of its own, of a condition that has something of a user's, once. ValueError (expected,
@@ -287,6 +301,7 @@ def rehearse(c:Condition):
         warnings.warn(f"{c.name}: expected one step, looked at before it trains; got unchecked, for {e}; fix: none if "
                       "you have looked yourself", Unchecked)
 
+# %% ../../nbs/11_guard/03_rehearsal.ipynb #4b54bf83
 @contextmanager
 def watched_training(name:str):
     "Within it a condition trains: a file that is read only now is refused, and an error is said with the user's line."

@@ -32,12 +32,14 @@ def _company(params, c, seeds):
     others = [*seeds[1:][-1:], seeds[0], more]
     yield {k: torch.cat([v[1:][-1:], v[:1], new[k].to(v)]) for k, v in params.items()}, others
 
+# %% ../../nbs/11_guard/04_users_instruments.ipynb #20ea6518
 def _moved(params, names=None, l=slice(None)):
     "Weights like some, with each entry of some of them, and of one layer `l` of these, a little off."
     g, out = torch.Generator().manual_seed(0), {k: v.clone() for k, v in params.items()}
     for k in names or out: out[k][:, l] += out[k].abs().mean() * torch.rand(out[k][:, l].shape, generator=g).to(out[k])
     return out
 
+# %% ../../nbs/11_guard/04_users_instruments.ipynb #00bc9263
 def _with_examples(t, at):
     "A task with the examples `at`, in that order; as it is where their order or number is part of it."
     if t.modulus or t.source != "drawn" or len(t) < 4: return t
@@ -57,6 +59,7 @@ def _fewer(t, n=64):
     some = torch.cat([spread(each[0], n), *(spread(x, 8) for x in each[1:])]).unique()
     return _with_examples(t, some) if len(t) > n else t
 
+# %% ../../nbs/11_guard/04_users_instruments.ipynb #a2105ca2
 @torch.no_grad()
 def _experts_on(params, c):
     "Weights whose experts stand one place on, in a model that says the same; None where there is no such thing."
@@ -66,6 +69,7 @@ def _experts_on(params, c):
     was, now = (forward(p, c.get_task().tokens[:64].to(params["W_E"].device), c) for p in (params, on))
     return on if (was - now).abs().max() <= 1e-4 * was.abs().max() else None
 
+# %% ../../nbs/11_guard/04_users_instruments.ipynb #7e1d5ca6
 def _labelled(t, seed, stream):
     """(column, word) → masks (n, ctx) of tokens and (n, read) of answers that a row of a seed is about by its label: a
     position's at its place, a stratum's and a part's in their examples."""
@@ -78,6 +82,7 @@ def _labelled(t, seed, stream):
         out["position", where] = [m.index_fill(1, torch.tensor(i), True) for m, i in zip(none, (at, js))]
     return {k: [m | some[:, None] for m in none] for k, some in parts.items()} | out
 
+# %% ../../nbs/11_guard/04_users_instruments.ipynb #7bb72ea1
 def _with_others(t, tokens, targets):
     "A task with other tokens and other answers where two masks say."
     g, twin = torch.Generator().manual_seed(0), copy(t)
@@ -97,6 +102,7 @@ def _of_order(got, call, params, t):
         return (f"expected the same of {len(t)} examples in another order; got {said}; fix: read each once, or let "
                 "n_examples say how many")
 
+# %% ../../nbs/11_guard/04_users_instruments.ipynb #d73fb9f0
 def _of_experts(got, call, params, t, c):
     "Rows of experts go with them where these change places."
     if (on := _experts_on(params, c)) is None: return None
@@ -107,6 +113,7 @@ def _of_experts(got, call, params, t, c):
         return (f"expected rows of E0, E1, … that go with their experts, and others that stay, where experts change "
                 f'places; got {said}; fix: sort none, or call ranks otherwise (unit="most")')
 
+# %% ../../nbs/11_guard/04_users_instruments.ipynb #deac5da5
 def _of_layers(got, call, params, t, c):
     "Rows that name no layer do not go with one layer's weights and no other's."
     plain = ~got[["unit", "site", "edit", "position", "metric"]].astype(str).agg(" ".join, axis=1).str.contains(_LAYER)
@@ -118,6 +125,7 @@ def _of_layers(got, call, params, t, c):
             return (f"expected a {m} that goes with the weights of all {c.n_layers} layers; got the same with another "
                     f'layer {still.index(True)}; fix: read all of them, or say which, as unit="L{still.index(False)}"')
 
+# %% ../../nbs/11_guard/04_users_instruments.ipynb #5f45857e
 def _of_labels(got, call, params, t, seed, stream):
     "Rows stay where answers outside of their label are others, and do not go with all else alone."
     for (column, word), about in _labelled(t, seed, stream).items():
@@ -132,6 +140,7 @@ def _of_labels(got, call, params, t, seed, stream):
                     f"and with others elsewhere {said}; fix: read at t.read[j], take values and names by one loop, and "
                     "turn no mask over")
 
+# %% ../../nbs/11_guard/04_users_instruments.ipynb #f1109f06
 def _check_properties(of, once, params, given, seeds, how):
     """Warns of rows of two seeds that do not go with weights, experts, layers and labels, or that go with the order of
     examples. ValueError for rows of weights that depend on what was measured before them."""

@@ -38,6 +38,7 @@ class _Noting(dict):
     def __getitem__(self, n): return self.asked.add(n) or super().__getitem__(n)
     def get(self, n, other=None): return self.asked.add(n) or super().get(n, other)
 
+# %% ../../nbs/11_guard/05_users_jobs.ipynb #c9fc61c3
 def _check_key(job, asked):
     "ValueError if the key of a job is the same where a setting that it asks for is another."
     content, settings = job.study.content, job.settings
@@ -49,6 +50,7 @@ def _check_key(job, asked):
         if same: refuse(f"content of {job.study.name}", "all settings that its jobs read, for their key is made of it",
                         f"none of {n}", fix="content=lambda arm, settings: [arm, settings]")
 
+# %% ../../nbs/11_guard/05_users_jobs.ipynb #e5c705e4
 def _begun(desk): return [*desk.path.parent.glob(f"{desk.path.stem}.*[te]")]                        # a state, a part
 
 def _once(job, desk):
@@ -61,6 +63,7 @@ def _once(job, desk):
     if found is not None or desk.watch.deadline is None and not _begun(desk): _check_job(job, found)  # no time was over
     return found
 
+# %% ../../nbs/11_guard/05_users_jobs.ipynb #e1960b92
 def _beside(job, desk, seeds):
     "Rows of a job for other seeds, made at a desk beside its own, in a process of its own."
     with tempfile.TemporaryDirectory() as place:
@@ -93,6 +96,7 @@ def _check_company(of, job, desk, found, took) -> str:
             warnings.warn(f"{e}, or none if many steps have let what rounding does grow")
     return ""
 
+# %% ../../nbs/11_guard/05_users_jobs.ipynb #da0ea45f
 def rows_of_job(job:Job, desk:object):
     """(rows of a user's job, or None if its time was over; what its file says besides: `read`, path → hash of what was
     read, and `unchecked`, why its rows were not made again). ValueError where rows are not the job's, change with
@@ -121,6 +125,7 @@ def say_of_rows(of:str, found:Sequence):
         warnings.warn(f"{of}: expected rows that were made again; got {len(said)} of {len(found)} jobs unchecked, for "
                       f"{said[0]}; fix: more time, or none if you have looked yourself", Unchecked)
 
+# %% ../../nbs/11_guard/05_users_jobs.ipynb #3a8997f8
 def read_twice(f:object, name:str, runs:Sequence) -> pd.DataFrame:
     "What a user's function reads of some runs, asked twice, then without the first run and in another order."
     of, few = f"rows of {name}", runs[:0:-1]

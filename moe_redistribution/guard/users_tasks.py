@@ -30,6 +30,7 @@ def _columns(t, by):
     "Columns of strata that a word of `by` stands for: its own, or one for each position."
     return [c for c in (by, *(f"{by}_{where}" for where in t.positions)) if c in t.strata]
 
+# %% ../../nbs/11_guard/02_users_tasks.ipynb #6888bd6d
 SAYS = (  # a field of a task, when it is right, and what is right
     ("read", lambda t: _rising(t.read, t.n_ctx), "places of the input, 0 to {n_ctx} − 1, each once and in order"),
     ("scored", lambda t: _rising(t.scored, len(t.read)), "entries of read, from 0, each once and in order"),
@@ -66,6 +67,7 @@ SAYS = (  # a field of a task, when it is right, and what is right
      "name → a mask of truth values, one an example (write mask == 1)"),
     ("rules", lambda t: all(np.any(x) and not np.all(x) for x in t.rules.values()), "some held out, others not"))
 
+# %% ../../nbs/11_guard/02_users_tasks.ipynb #c65309af
 def _shown(x):
     "A field as a message shows it."
     if isinstance(x, dict): return "{" + ", ".join(f"{n!r}: {_shown(v)}" for n, v in x.items()) + "}"
@@ -89,6 +91,7 @@ def _first_alike(x):
     first = torch.full((int(number.max()) + 1,), len(number))
     return first.scatter_reduce_(0, number, torch.arange(len(number)), "amin")[number]
 
+# %% ../../nbs/11_guard/02_users_tasks.ipynb #72244180
 def _check_inputs(t):
     "ValueError if an input has two answers or stands on both sides of a split; a warning if in two strata."
     text, kept = t.causal and not t.read[0], t.source != "drawn" or bool(t.rules)
@@ -115,6 +118,7 @@ def _check_inputs(t):
         both = len(first[held != held[first]].unique())
         _wants(t, f"rule {rule}", not both, "inputs not trained on", f"{both} that are, too", "hold out all copies")
 
+# %% ../../nbs/11_guard/02_users_tasks.ipynb #616c713e
 def _say_if_free(t):
     "Warns of answers that are the same for all, or a token of the question, and of more answers than are ever right."
     for j, at in enumerate(t.read if len(t.tokens) > 1 else ()):
@@ -130,6 +134,7 @@ def _say_if_free(t):
         _say(t, "answers", "as many as a blind guess chooses from", f"all {t.d_vocab_out}, of which {right} are ever "
              "right", f"answers={right}, or none if it may say any")
 
+# %% ../../nbs/11_guard/02_users_tasks.ipynb #b81d4678
 def check_task(t):
     "ValueError (expected, got, fix) unless what a task says of itself is true of its examples."
     sizes = dict(n_ctx=t.n_ctx, d_vocab=t.d_vocab, d_vocab_out=t.d_vocab_out)
@@ -141,6 +146,7 @@ def check_task(t):
 def _parts(t): return {"tokens": t.tokens, "targets": t.targets, "strata": t.strata.to_numpy().astype(str)} | {
     f"rule {n}": x for n, x in t.rules.items()}
 
+# %% ../../nbs/11_guard/02_users_tasks.ipynb #a3aa526a
 def made_task(name:str, others:dict) -> Task:
     """What a user's function makes of the task called `name`; `others`: name → task, of those that are made.
 

@@ -94,7 +94,8 @@ def _token_power(gate:torch.Tensor, up:torch.Tensor, out:torch.Tensor, read:Sequ
 
 # %% ../../nbs/04_instruments/14_bilinear.ipynb #3ecacdba
 def _shares(power:torch.Tensor, total:torch.Tensor):
-    "Share of the strongest wave among those of a + b, and of all these in the whole, both (..., n); see `_token_power`."
+    """Share of the strongest wave among those of a + b, and of all these in the whole, both (..., n); see
+    `_token_power`."""
     along = power.sum(-2)
     return power.amax(-2) / along, along / total
 

@@ -87,7 +87,8 @@ class _Instrument:
 
 # %% ../../nbs/04_instruments/01c_instrument.ipynb #06e027a6
 def guarded(f:Callable, name:str="") -> Callable:
-    "A user's instrument with all that is checked of it; one of the library, and a page's of ours by its name, as it is."
+    """A user's instrument with all that is checked of it; one of the library, and a page's of ours by its name, as it
+    is."""
     ours = not ask("of_users", f) or DECLARED.held().get(name) and not DECLARED.origin(name).own
     return f if ours else ask("checked_rows", f, name)
 

@@ -109,7 +109,8 @@ class Population(Subject):
         return predict(self.params, self.condition, edits,
                        tokens if tokens is None else self.all_or_any(tokens), self.finite)
     def all_or_any(self, tokens:torch.Tensor):
-        "`tokens` as they are. ValueError for some of the task's where a router's gates depend on what stands beside an input."
+        """`tokens` as they are. ValueError for some of the task's where a router's gates depend on what stands beside
+        an input."""
         if (not self.condition.routing.by_batch
                 or (n := len(tokens.reshape(-1, *tokens.shape[-2:])[0].unique(dim=0)))
                 == len(self.task) == tokens.shape[-2]):

@@ -100,7 +100,8 @@ def interval(
 
 # %% ../../nbs/05_judge/01_statistics.ipynb #c0ffee15
 def extreme_interval(cells:Sequence, which:str="least", level:float=.95) -> Interval:
-    "The least or the greatest of several means with joint bounds (Bonferroni); `cells`: k arrays, one value a seed each."
+    """The least or the greatest of several means with joint bounds (Bonferroni); `cells`: k arrays, one value a seed
+    each."""
     pick = dict(least=min, greatest=max)[choose("extreme", which, ["least", "greatest"])]
     each = [interval(x, level=1 - (1 - level) / len(cells)) for x in cells]
     mean, lo, hi, n = (pick(getattr(i, f) for i in each) for f in ("mean", "lo", "hi", "n"))
@@ -251,12 +252,12 @@ def variance_split(y:np.ndarray|Sequence, names:Sequence[str]=VARIANCE_SOURCES, 
 def _reach(level): return _stats().t.ppf(level, np.arange(1, MOST))              # Student's t of 2 … `MOST` seeds
 
 def seeds_needed(mean:float, sd:float, expects:str, margin:float, fixed:float=0.0, family:int=1, power:float=.8):
-    """Seeds at which a difference `mean` with spread `sd` over seeds would be decided with chance `power`, if both stay;
-    nan if not within 20,000.
+    """Seeds at which a difference `mean` with spread `sd` over seeds would be decided with chance `power`, if both
+    stay; nan if not within 20,000.
 
-    `expects`: `+`, `-`, `0` or `number`. For `number`, `mean` is ours minus the paper's and `fixed` the standard error
-    of the paper's own. `family`: contrasts among which Holm's smallest level has to be reached. Student's t stands in
-    for sign flips; of two bounds each is passed with half the misses."""
+    `expects`: `+`, `-`, `0` or `number`. For `number`, `mean` is ours minus the paper's and `fixed` the standard
+    error of the paper's own. `family`: contrasts among which Holm's smallest level has to be reached. Student's t
+    stands in for sign flips; of two bounds each is passed with half the misses."""
     n, d = np.arange(2, MOST + 1), abs(mean)
     if not sd > 0: return np.nan
     error = np.sqrt(sd**2 / n + fixed**2)

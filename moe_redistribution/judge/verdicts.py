@@ -69,7 +69,8 @@ def decided(s, x:Sequence=(), notes:Sequence=(), i=None, known:Registered=None, 
     """What values `x` of statement `s` (a series, one a seed) say to it: a `Decision`.
 
     `notes`: what is missing, in sentences; `i`: the interval of `x`; `known`: the registered test of what it asks;
-    `quoted`: its quoted numbers, each with the `printed` row of `paper_values`, its `margin` and the `verdict` on it."""
+    `quoted`: its quoted numbers, each with the `printed` row of `paper_values`, its `margin` and the `verdict` on
+    it."""
     if s.aggregate == "none": return Decision(*NOTHING, WAITS, s.note)
     if s.aggregate == "quotes": return _quotes(s, quoted)
     if not len(x): return Decision(*NOTHING, WAITS, "; ".join(filter(None, [*notes, s.note])))

@@ -15,11 +15,13 @@ from .routers import chosen_experts
 class RouteChanges:
     """What becomes of the routes of held `tokens` (n, T) of `model`, looked at along a training: a measure of
     `train_language`, whose numbers are the share of a token's experts that are others than at the last look, by layer
-    (`changed|L0`) and in all (`changed|all`). Looks are counted from the moment it is made. ValueError without routers."""
+    (`changed|L0`) and in all (`changed|all`). Looks are counted from the moment it is made. ValueError without
+    routers."""
     def __init__(self, model:torch.nn.Module, tokens:torch.Tensor):
         self.tokens = tokens
         now = self.sent(model, 0)
-        if hasattr(model, "routes_seen"): refuse("model", "one that is not watched yet", "RouteChanges", fix="use it again")
+        if hasattr(model, "routes_seen"):
+            refuse("model", "one that is not watched yet", "RouteChanges", fix="use it again")
         model.register_buffer("routes_seen", now)
         model.register_buffer("routes_changed", torch.zeros(now.shape[:2], dtype=torch.int32))
         model.register_buffer("routes_looks", torch.zeros((), dtype=torch.int32))
@@ -42,8 +44,10 @@ class RouteChanges:
         return {"changed|all": other.mean().item()} | {
             f"changed|L{l}": x.item() for l, x in zip(self.layers, other.mean(1))}
 
+# %% ../../nbs/08_language/06_changes.ipynb #0fa258f7
 def last_changes(model:torch.nn.Module) -> torch.Tensor:
     """When each token that `RouteChanges` holds got another expert for the last time, (layer, n · T), as a share of the
     looks so far: 1 at the last of them, 0 never. ValueError for a model that is not watched."""
-    if not hasattr(model, "routes_looks"): refuse("model", "one with RouteChanges", "none", fix="RouteChanges(model, tokens)")
+    if not hasattr(model, "routes_looks"):
+        refuse("model", "one with RouteChanges", "none", fix="RouteChanges(model, tokens)")
     return model.routes_changed / model.routes_looks.clamp(min=1)

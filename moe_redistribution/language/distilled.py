@@ -30,6 +30,7 @@ def _bce(G, seen, k):
 
 DISTILLED = dict(kl=_kl, bce=_bce)
 
+# %% ../../nbs/08_language/08_distilled.ipynb #b21c1f1c
 @dataclass(frozen=True, eq=False)
 class Student:
     "Gates that learn a model's attention by `loss`, one of `DISTILLED`; `k`: the entries that bce asks for."
@@ -40,6 +41,7 @@ class Student:
         if choose("loss of a student", self.loss, list(DISTILLED)) == "bce" and not self.k:
             refuse("k of a bce student", "the number of entries to find", self.k, 64, "Student(gates, 'bce', k=64)")
 
+# %% ../../nbs/08_language/08_distilled.ipynb #88f4471d
 class _Distillation(nn.Module):
     "A model that stands still and its students, as a model whose only output is the sum of their losses."
     def __init__(self, model:torch.nn.Module, students):
@@ -55,6 +57,7 @@ class _Distillation(nn.Module):
                     for s in self.students for gate, seen in zip(s.gates, layers))
         return SimpleNamespace(logits=total)
 
+# %% ../../nbs/08_language/08_distilled.ipynb #4bd7a9d7
 def distil(model:torch.nn.Module, students, batches:Callable, steps:int, lr:float=1e-2, desk:Desk=None,
            **choices) -> pd.DataFrame:
     """Trains the gates of `students` on a model's attention, which does not move (003 §3.3, §4.2); history as

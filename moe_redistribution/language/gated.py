@@ -57,6 +57,7 @@ def kept_entries(scores:torch.Tensor, k:int) -> torch.Tensor:
     top = scores.topk(min(k, scores.shape[-1])).indices
     return torch.zeros_like(scores, dtype=torch.bool).scatter_(-1, top, True) & (scores > -torch.inf)
 
+# %% ../../nbs/08_language/07_gated.ipynb #3521bb94
 def _softmax(A): return A.softmax(-1, dtype=torch.float32).to(A.dtype)
 
 def _post(A, G, how): return _softmax(A) * G.sigmoid().to(A.dtype)
@@ -118,6 +119,7 @@ def _attending(model, name):
     try: yield model.eval()
     finally: model.train(training).set_attn_implementation(before)
 
+# %% ../../nbs/08_language/07_gated.ipynb #d0aee32f
 @contextmanager
 def listening_to_attention(f:Callable):
     "Within it `f(module, seen)` is called by every attention layer under `GATED`; `seen`: A, pattern, G, x, hidden."
@@ -125,6 +127,7 @@ def listening_to_attention(f:Callable):
     try: yield
     finally: _LISTENERS.remove(f)
 
+# %% ../../nbs/08_language/07_gated.ipynb #c23a08bf
 def _register_gated():
     "The transformers package, with `gated_attention` and its mask registered."
     transformers = with_transformers()
@@ -133,6 +136,7 @@ def _register_gated():
     AttentionMaskInterface.register(GATED, eager_mask)
     return transformers
 
+# %% ../../nbs/08_language/07_gated.ipynb #be339b32
 @torch.no_grad()
 def attention_layers(model:torch.nn.Module) -> dict:
     """The attention modules of a causal transformers model, in order → their number of heads. ValueError (expected,
@@ -159,6 +163,7 @@ def new_gates(model:torch.nn.Module, d_gate:int, seed:int) -> nn.ModuleList:
     g = generator_of("gates", seed)
     return nn.ModuleList(Gate(model.config.hidden_size, h, d_gate, g) for h in layers.values()).to(p.device)
 
+# %% ../../nbs/08_language/07_gated.ipynb #0d1786e5
 def _parameter(x): return x if isinstance(x, nn.Parameter) else nn.Parameter(torch.as_tensor(x).clone())
 
 def _keep_input(module, args, kwargs): module.gate_input = args[0] if args else kwargs["hidden_states"]
@@ -181,6 +186,7 @@ def attach(model:torch.nn.Module, gates=None, how:Gating=None, scales=None):
     model.gate_before = getattr(model, "gate_before", model.config._attn_implementation)
     model.set_attn_implementation(GATED)
 
+# %% ../../nbs/08_language/07_gated.ipynb #fb039ec3
 _OWN = ("gating", "gate_heads", "gate_layer", "gate_input", "attn_gate", "attn_scale")
 
 def _detach(model:torch.nn.Module) -> nn.Module:
@@ -199,6 +205,7 @@ def is_gated(module:torch.nn.Module) -> bool:
     "Does this attention have a gate?"
     return hasattr(module, "gate_hook")
 
+# %% ../../nbs/08_language/07_gated.ipynb #2492b72d
 def gating_of(model:torch.nn.Module):
     "(gates, how, scales) that `attach` put on; None if there is nothing."
     layers = list(filter(is_gated, model.modules()))
@@ -206,6 +213,7 @@ def gating_of(model:torch.nn.Module):
     each = lambda n: [getattr(m, n) for m in layers] if hasattr(layers[0], n) else None
     return each("attn_gate"), layers[0].gating, each("attn_scale")
 
+# %% ../../nbs/08_language/07_gated.ipynb #e58ad025
 @contextmanager
 def deployed(model:torch.nn.Module, gates=None, how:Gating=None, scales=None):
     "Within it the model attends under this gating, dense without one; on leaving as it did before."
@@ -227,6 +235,7 @@ def last_keys(model:torch.nn.Module, T:int) -> nn.ModuleList:
     place = torch.arange(T, dtype=torch.float32, device=next(model.parameters()).device)
     return nn.ModuleList(_PositionGate(place.expand(h, T, T)) for h in attention_layers(model).values())
 
+# %% ../../nbs/08_language/07_gated.ipynb #35fa1768
 @torch.no_grad()
 def usual_keys(model:torch.nn.Module, tokens:torch.Tensor) -> nn.ModuleList:
     "Gates, one a layer, with attention's mean weights over texts `tokens` (n, T), under the gating that it has."

@@ -58,6 +58,7 @@ def _keyed_permutation(N:int, index:np.ndarray|Sequence, *key) -> np.ndarray:
 BOOK_SIGNS = (*string.ascii_lowercase, *string.digits, "<BOS>", "<SEP>", "<EOS>")       # the printable name of a token
 _BOOK_BOS, _BOOK_SEP, _BOOK_EOS = 36, 37, 38
 
+# %% ../../nbs/08_language/02_recall.ipynb #082525d8
 @dataclass(frozen=True)
 class PhoneBook:
     """A book of `n` entries, each with a name and a number of its own, made when asked for (section 4.1). Tokens are
@@ -181,6 +182,7 @@ def _distances_to(edges, t):
         far[front] = steps
     return far
 
+# %% ../../nbs/08_language/02_recall.ipynb #371fd8b7
 def _drawn(n, p, index, seed, attempt):
     "Graphs (m, n, n), queries (m, 2) and sort keys of edges (m, n n) of the examples `index`, each from its own seed."
     edges, query, keys = [], [], []
@@ -234,6 +236,7 @@ class _GraphQueries:
     query: torch.Tensor
     distance: torch.Tensor
 
+# %% ../../nbs/08_language/02_recall.ipynb #2de84b5f
 def random_graphs(n:int, index:torch.Tensor|Sequence, seed:int=0, p:float=None) -> _GraphQueries:
     """The examples `index` (m,) of shortest paths in directed Erdős–Rényi graphs (section 4.1), by seed and index.
     ValueError for a size without an edge probability, for no example, and if nearly no pair can be reached."""
@@ -278,6 +281,7 @@ def _overlap(a, b, r, u):
     ways = np.cumsum([comb(a, k) * comb(r - a, b - k) for k in range(1, min(a, b) + 1)], dtype=np.float64)
     return 1 + np.searchsorted(ways / ways[-1], u, side="right")
 
+# %% ../../nbs/08_language/02_recall.ipynb #04baba44
 _SIDES, _HELD = ("train", "test"), 8                  # of graphs, one in eight is of the side `test`
 
 def _is_test(alice:torch.Tensor, bob:torch.Tensor) -> torch.Tensor:
@@ -286,6 +290,7 @@ def _is_test(alice:torch.Tensor, bob:torch.Tensor) -> torch.Tensor:
     def of(x): return _hashed((x.numpy() * element).astype(np.uint64).sum(1, dtype=np.uint64), np.uint64(0))
     return torch.from_numpy(_hashed(of(alice) + of(bob), np.uint64(0)) % np.uint64(_HELD) == 0)
 
+# %% ../../nbs/08_language/02_recall.ipynb #02071a05
 def _sizes(m, r, g):
     "Sizes (m,) of Alice's and Bob's sets, together at most r."
     a = torch.randint(1, r, (m,), generator=g)
@@ -305,6 +310,7 @@ def _laid(a, b, shared, r, g):
     alice, start = rank < a[:, None], (a - shared)[:, None]
     return alice, (rank >= start) & (rank < start + b[:, None])
 
+# %% ../../nbs/08_language/02_recall.ipynb #8cf35eb5
 def _disjoint_sets(r:int, count:int, seed:int|str, side:str=None) -> tuple:
     """Set disjointness (definition D.1): Alice's and Bob's sets (count, r), bool, and whether they meet (count,),
     int64. With a `side`, `train` or `test`, no pair is also on the other, nor with its sets exchanged. Half the pairs
@@ -349,6 +355,7 @@ def _sets_to_path(alice:torch.Tensor, bob:torch.Tensor) -> torch.Tensor:
     both = torch.cat([alice, bob], 1).long() * torch.arange(1, 2 * r + 1)
     return torch.cat([both, torch.full((m, 1), 1 + 2 * r)], 1)
 
+# %% ../../nbs/08_language/02_recall.ipynb #8004718b
 def length2_path(n_vertices:int, count:int, seed:int|str, side:str=None) -> tuple:
     """The length-2 path problem (definition 3.1): tokens (count, 2r + 1) and labels (count,), int64, 1 if a vertex
     joins s and d. r = n_vertices - 2: s and d do not count. `side`: see `_disjoint_sets`. ValueError for fewer than 4

@@ -36,7 +36,8 @@ class _Heard:
 # %% ../../nbs/08_language/05_routers.ipynb #daa7f599
 class _OwnRouter(torch.nn.Module):
     """At the place of a transformers router `gate`: gives scores (n, E), weights and experts (n, k) of hidden states.
-    `heard.ids` (b, t): the tokens of the pass. `layer` and `seed`: what else it draws from; `choices`: of its `hold`."""
+    `heard.ids` (b, t): the tokens of the pass. `layer` and `seed`: what else it draws from; `choices`: of its
+    `hold`."""
     def __init__(self, gate:torch.nn.Module, k:int, heard:_Heard, d_vocab:int, T:int, layer:int, seed:int, **choices):
         super().__init__()
         self.E, self.k, self.heard, self.at = len(gate.weight), k, heard, (layer, seed)
@@ -54,14 +55,16 @@ class _OwnRouter(torch.nn.Module):
     def after(self, step:int): "What it does at the end of a step."
     def swap(self):
         "Sends what each expert got to the next one."
-        for n, x in [*self.named_parameters(), *self.named_buffers()]: x.copy_(x.roll(1, dict(table=-1, past=1).get(n, 0)))
+        for n, x in [*self.named_parameters(), *self.named_buffers()]:
+            x.copy_(x.roll(1, dict(table=-1, past=1).get(n, 0)))
 
 # %% ../../nbs/08_language/05_routers.ipynb #23af04b8
 DEALS = ("types", "turn", "chance", "counts")
 
 def _deal(how:str, n:int, E:int, k:int, g:torch.Generator, counts:torch.Tensor=None) -> torch.Tensor:
-    """Experts (n, k) of n tokens: as many `types` for each, in `turn`, by `chance`, or by `counts` (n,), which gives each
-    token, the most frequent first, to the experts that have least. ValueError for another word, or without counts."""
+    """Experts (n, k) of n tokens: as many `types` for each, in `turn`, by `chance`, or by `counts` (n,), which gives
+    each token, the most frequent first, to the experts that have least. ValueError for another word, or without
+    counts."""
     if choose("deal", how, list(DEALS)) == "types": return dealt_out(n, E, k, g)
     if how == "turn": return by_place(n, E, k)
     if how == "chance": return torch.rand(n, E, generator=g).argsort(-1)[:, :k]
@@ -72,6 +75,7 @@ def _deal(how:str, n:int, E:int, k:int, g:torch.Generator, counts:torch.Tensor=N
         load[out[i]] += counts[i]
     return out
 
+# %% ../../nbs/08_language/05_routers.ipynb #82321ea5
 class _ByToken(_OwnRouter):
     """A hash of the token, dealt as `DEALS` says. At each step of a training a `share` of the tokens goes to another
     expert, and a share `silent` gets nothing of any. At the step `again` a new table is dealt."""
@@ -97,6 +101,7 @@ class _ByToken(_OwnRouter):
     def after(self, step:int):
         if step == self.again: self.table.copy_(self.dealt("again"))
 
+# %% ../../nbs/08_language/05_routers.ipynb #c7e7c5f6
 class _ByPosition(_OwnRouter):
     "The position in the text, in turn."
     def hold(self, W:torch.Tensor, d_vocab:int, T:int):
@@ -114,9 +119,10 @@ def _reading(ids:torch.Tensor, last:int=0) -> torch.Tensor:
         number = torch.where(x > 0, (number * 48271 + x) % (2 ** 31 - 1), number)
     return number
 
+# %% ../../nbs/08_language/05_routers.ipynb #92b0cc8a
 class _ByText(_OwnRouter):
-    """A hash of the token and of all before it, or of the `last` - 1 before it; or, at all places of a text, of its `first`
-    tokens. RuntimeError after a cache, which does not say what came before."""
+    """A hash of the token and of all before it, or of the `last` - 1 before it; or, at all places of a text, of its
+    `first` tokens. RuntimeError after a cache, which does not say what came before."""
     def hold(self, W:torch.Tensor, d_vocab:int, T:int, first:int=0, last:int=0):
         self.first, self.last = first, last
         self.register_buffer("table", only(dealt_out(4099, self.E, self.k, self.drawn()), self.E))
@@ -124,8 +130,10 @@ class _ByText(_OwnRouter):
     def numbers(self):
         read = _reading(self.heard.whole(), self.last)
         if not self.first: return read
-        return read[:, (at := min(self.first, read.shape[1])) - 1:at].expand(read.shape)           # of a shorter text, all
+        # of a shorter text, all
+        return read[:, (at := min(self.first, read.shape[1])) - 1:at].expand(read.shape)
 
+# %% ../../nbs/08_language/05_routers.ipynb #706dcb11
 class _ByChance(_ByToken):
     "A table by token that is drawn anew after every step."
     def after(self, step:int):
@@ -152,6 +160,7 @@ class _Switching(_ByMap):
     "A linear map of the stream. Weights are the probabilities (Fedus et al. 2022)."
     def weigh(self, kept:torch.Tensor): return kept
 
+# %% ../../nbs/08_language/05_routers.ipynb #f1216878
 class _StraightThrough(_ByMap):
     """A linear map of the stream. Weights that sum to 1, of which the sum has no gradient. From the step `until` on the
     map does not move; `apart`: its gradient does not reach the stream."""
@@ -163,6 +172,7 @@ class _StraightThrough(_ByMap):
         if self.until is not None and step >= self.until: self.weight.grad = None
     def weigh(self, kept:torch.Tensor): return kept / kept.sum(-1, keepdim=True).detach()
 
+# %% ../../nbs/08_language/05_routers.ipynb #9dc13d57
 class _OfToken(_StraightThrough):
     "A linear map of the token alone, which has a vector, drawn once, as long as the stream's. Weights as `straight`."
     def hold(self, W:torch.Tensor, d_vocab:int, T:int):
@@ -183,6 +193,7 @@ class _Lagging(_StraightThrough):
     def chosen(self, probs:torch.Tensor): return self.by_past.topk(self.k, -1).indices
     def after(self, step:int): self.past.copy_(torch.cat([self.past[1:], self.weight[None]]))
 
+# %% ../../nbs/08_language/05_routers.ipynb #8a762b73
 class _Settling(_StraightThrough):
     """A linear map of the stream until `settle`, then a table: rows for each token and the `last` - 1 before it (0: all
     before it), numbered by a hash into `rows`. A row that nothing filled has experts drawn by chance."""
@@ -216,6 +227,7 @@ class _BySigmoid(_OwnRouter):
         return kept / kept.sum(-1, keepdim=True), index
     def after(self, step:int): self.bias += self.pace * (self.load.mean() - self.load).sign()
 
+# %% ../../nbs/08_language/05_routers.ipynb #2dbaec8e
 class _ByExperts(_OwnRouter):
     "Each expert takes its share of a batch's tokens at each position (Zhou et al. 2022)."
     def hold(self, W:torch.Tensor, d_vocab:int, T:int): self.weight = torch.nn.Parameter(W.clone())
@@ -237,6 +249,7 @@ def _layers_with_routers(model:torch.nn.Module) -> dict:
     maps = [n.removesuffix(".weight") for n in router_names(model) if n.endswith(".weight")]
     return {int(re.findall(r"\.(\d+)\.", n)[0]): n for n in [*maps, *own]}
 
+# %% ../../nbs/08_language/05_routers.ipynb #8a1ab9ec
 def put_router(model:torch.nn.Module, word:str, seed:int=0, layers:Sequence[int]=None, **choices) -> torch.nn.Module:
     """The same model with a router of `OWN_ROUTERS` in the place of its own, in `layers` (all that have one); maps that
     learn begin as these. `choices`: of the router, such as `lag` of a `lagging` one.
@@ -265,10 +278,11 @@ def put_router(model:torch.nn.Module, word:str, seed:int=0, layers:Sequence[int]
     except Exception as e:
         for name, gate in gates.items(): model.set_submodule(name, gate)
         for h in hooks: h.remove()
-        refuse(f"model {c.model_type}", "experts that are called by scores, weights and numbers", f"{type(e).__name__}: {e}",
-               "qwen3_moe", "another family", cause=e)
+        refuse(f"model {c.model_type}", "experts that are called by scores, weights and numbers",
+               f"{type(e).__name__}: {e}", "qwen3_moe", "another family", cause=e)
     return model
 
+# %% ../../nbs/08_language/05_routers.ipynb #53badf91
 @torch.no_grad()
 def _goes(model:torch.nn.Module):
     "A pass over two tokens, as in evaluation, which leaves nothing behind."
@@ -277,6 +291,7 @@ def _goes(model:torch.nn.Module):
         try: model.eval()(input_ids=torch.zeros(1, 2, dtype=torch.long, device=model.device), use_cache=False)
         finally: model.train(training)
 
+# %% ../../nbs/08_language/05_routers.ipynb #69f1f5de
 def own_routers(model:torch.nn.Module) -> list:
     "The routers that `put_router` put in, by layer."
     return [m for m in model.modules() if isinstance(m, _OwnRouter)]
@@ -296,9 +311,11 @@ def chosen_experts(model:torch.nn.Module, tokens:torch.Tensor) -> dict:
     if not there: refuse("model", "routers", model.config.model_type, "qwen3_moe", "add experts")
     def hear(l, out):
         if not (isinstance(out, tuple) and len(out) == 3 and not out[2].is_floating_point()):
-            refuse(f"router of L{l}", "scores, weights and experts", type(out).__name__, fix="put_router, or open_model")
+            refuse(f"router of L{l}", "scores, weights and experts", type(out).__name__,
+                   fix="put_router, or open_model")
         said[l] = out[2]
-    hooks = [model.get_submodule(n).register_forward_hook(lambda m, _, out, l=l: hear(l, out)) for l, n in there.items()]
+    hooks = [model.get_submodule(n).register_forward_hook(lambda m, _, out, l=l: hear(l, out))
+             for l, n in there.items()]
     try: model(input_ids=tokens, use_cache=False)
     finally:
         for h in hooks: h.remove()
@@ -307,8 +324,9 @@ def chosen_experts(model:torch.nn.Module, tokens:torch.Tensor) -> dict:
 # %% ../../nbs/08_language/05_routers.ipynb #5ta7d005
 @torch.no_grad()
 def settle(model:torch.nn.Module, tokens:torch.Tensor, of:torch.nn.Module=None, batch:int=256):
-    """From now on the `settling` routers of `model` have, in a table, the routes that tokens (n, T) get now; `of`: those
-    that they get in another model; without a token (0, T), routes by chance. ValueError where nothing can settle."""
+    """From now on the `settling` routers of `model` have, in a table, the routes that tokens (n, T) get now; `of`:
+    those that they get in another model; without a token (0, T), routes by chance. ValueError where nothing can
+    settle."""
     own = {m.at[0]: m for m in own_routers(model) if isinstance(m, _Settling)}
     if not own: refuse("model", "settling routers", "none", fix="put_router(model, 'settling')")
     if odd := {*own} - {*_layers_with_routers(of or model)}:

@@ -37,6 +37,7 @@ SIZE_NAMES = {"olmoe": _USUAL | dict(E="num_experts", k="num_experts_per_tok"),
 TOY = dict(layers=2, d=64, heads=4, E=8, k=2, T=96)
 _OWN = {"gpt2": dict(resid_pdrop=0., embd_pdrop=0., attn_pdrop=0.)}
 
+# %% ../../nbs/08_language/03_small.ipynb #1ed8b8d5
 def _small_config(family:str, d_vocab:int, **sizes):
     """A transformers configuration: `TOY`, h = d an expert or 4 d, no dropout, no special tokens; `sizes` go over it,
     by our names or the family's. ValueError (expected, got, nearest, fix) for another family or size, and for sizes
@@ -78,6 +79,7 @@ def next_token_loss(logits:torch.Tensor, tokens:torch.Tensor) -> torch.Tensor:
     "Mean nats of the next token, a scalar."
     return F.cross_entropy(logits.flatten(0, 1).float(), tokens[:, 1:].flatten())
 
+# %% ../../nbs/08_language/03_small.ipynb #f6902945
 @torch.no_grad()
 def heldout_losses(model:torch.nn.Module, tokens:torch.Tensor, batch:int=64) -> torch.Tensor:
     "Nats (n, T) of each next token of windows (n, T + 1); the model is left in the mode that it was in."
@@ -88,6 +90,7 @@ def heldout_losses(model:torch.nn.Module, tokens:torch.Tensor, batch:int=64) -> 
     model.train(training)
     return torch.cat(found)
 
+# %% ../../nbs/08_language/03_small.ipynb #375022ab
 def perplexity(losses:torch.Tensor) -> float:
     "exp of the mean of losses in nats, of any shape."
     return math.exp(torch.as_tensor(losses).double().mean())
@@ -100,6 +103,7 @@ def without_defaults(model:torch.nn.Module):
     try: yield
     finally: model.generation_config = own
 
+# %% ../../nbs/08_language/03_small.ipynb #87c10e0a
 @torch.no_grad()
 def greedy_tokens(model:torch.nn.Module, prompts:torch.Tensor, new:int, stop:int=None, fill:int=None,
                   batch:int=512) -> torch.Tensor:

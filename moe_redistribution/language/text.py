@@ -27,6 +27,7 @@ def generator_of(*what) -> torch.Generator:
 # %% ../../nbs/08_language/01_text.ipynb #ae4edeed
 LET, GET, SAY = range(3)                                    # the markers that open a clause
 
+# %% ../../nbs/08_language/01_text.ipynb #5c7210e7
 @dataclass(frozen=True)
 class Planted:
     """A language of clauses with 3 + `n_keys` + `n_values` + `n_words` tokens, in this order; behind them, where there
@@ -180,6 +181,7 @@ class Judged:
     entropy: torch.Tensor
     source: torch.Tensor
 
+# %% ../../nbs/08_language/01_text.ipynb #477fe0cc
 def _walk(language, n, T, choice):
     "Reads n texts of T tokens; `choice(p, t)` says which token comes."
     reader, columns = Reader(language, n), []
@@ -199,6 +201,7 @@ def write(self:Planted, n:int, T:int, *seed) -> Judged:
         return torch.searchsorted(below, u[:, t:t + 1] * below[:, -1:], right=True)[:, 0]
     return _walk(self, n, T, at_random)
 
+# %% ../../nbs/08_language/01_text.ipynb #d1b6c30e
 @patch
 def log_probabilities(self:Planted, tokens:torch.Tensor) -> torch.Tensor:
     "Log-probabilities (n, T, d_vocab) of every token, given all before it in `tokens` (n, T); float64."
@@ -208,6 +211,7 @@ def log_probabilities(self:Planted, tokens:torch.Tensor) -> torch.Tensor:
         reader.read(tokens[:, t])
     return torch.stack(out, 1)
 
+# %% ../../nbs/08_language/01_text.ipynb #d6f3da4c
 @patch
 def judge(self:Planted, tokens:torch.Tensor) -> Judged:
     "What the language says of `tokens` (n, T), int64; an impossible token has log-probability -inf."
@@ -239,6 +243,7 @@ def kinds(self:Planted, tokens:torch.Tensor) -> torch.Tensor:
 def kind_names(self:Planted):
     return PLANTED_KINDS + sum((k for k, n in zip(TABLE_KINDS, (self.n_names, self.modulus)) if n), ())
 
+# %% ../../nbs/08_language/01_text.ipynb #90eef063
 @patch
 def class_of(self:Planted, kind:str) -> slice:
     "The tokens that a token of this kind is one of: all markers, keys, values, words, names or digits."
@@ -263,6 +268,7 @@ def _windows(tokens:torch.Tensor, T:int, batch:int, seed:int, step:int) -> torch
     starts = torch.randint(0, len(tokens) - T, (batch, 1), generator=generator_of("windows", seed, step))
     return tokens[starts + torch.arange(T + 1)]
 
+# %% ../../nbs/08_language/01_text.ipynb #6f08736a
 def _side_by_side(tokens:torch.Tensor, T:int) -> torch.Tensor:
     "(n, T + 1) consecutive windows that predict every token once but the first. ValueError if T is too large."
     _long_enough(tokens, T)
@@ -300,6 +306,7 @@ class Text:
         "The tokens that a token of this kind may be mistaken for: all."
         return slice(0, len(self.vocab))
 
+# %% ../../nbs/08_language/01_text.ipynb #c76dd893
 def _words(text:str) -> list:
     "Runs of letters a–z and single other signs, in lower case; digits and spaces are dropped."
     return re.findall(r"[a-z]+|[^\sa-z\d]", text.lower())
@@ -333,6 +340,7 @@ def _characters(file, fix) -> str:
         refuse("text", "a file", f"{file and str(file)!r}{near}", fix=fix, error=FileNotFoundError)
     return no_binary(path).read_text(encoding="utf-8", errors="replace")
 
+# %% ../../nbs/08_language/01_text.ipynb #ed6d7667
 def no_binary(path:str|Path) -> Path:
     "The path of a file that may be a text in UTF-8. ValueError for one that begins with bytes of another kind."
     with open(path := Path(path), "rb") as f: begin = f.read(1 << 16)
@@ -372,6 +380,7 @@ def _documentation() -> str:
         said += [d for node in ast.walk(tree) if isinstance(node, _HAVE_DOCS) and (d := ast.get_docstring(node))]
     return "\n".join(said)
 
+# %% ../../nbs/08_language/01_text.ipynb #afeb66c6
 def _python_docs(vocab_size:int=1000) -> Text:
     "The running Python's help topics and the docstrings of its standard library (2 s the first time)."
     return as_text("python", _documentation(), vocab_size)
@@ -389,6 +398,7 @@ def hub(name:str=None, vocab_size:int=1000, split:str="train", rows:int=None) ->
                                   **dict(trust_remote_code=False) if old else {})
     return as_text(name, "\n".join(r["text"] for r in (found if rows is None else found.take(rows))), vocab_size)
 
+# %% ../../nbs/08_language/01_text.ipynb #283fa1da
 TEXTS = {"kjv": kjv, "python": lambda file, vocab_size: _python_docs(vocab_size), "file": read_text, "hub": hub}
 
 def load_text(name:str, file:str|Path=None, vocab_size:int=1000) -> Text:

@@ -53,6 +53,7 @@ def _parameters_named(model:torch.nn.Module, expressions) -> list:
                    "name one of model.named_parameters()")
     return [n for n in names if any(re.search(e, n) for e in expressions)]
 
+# %% ../../nbs/08_language/04_training.ipynb #35fcd9bb
 def router_names(model:torch.nn.Module) -> list:
     "Names of the routers' parameters; empty for a dense model."
     return [n for n, _ in model.named_parameters() if re.search(r"\.(gate|router)\.(weight|bias)$", n)]

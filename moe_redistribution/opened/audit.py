@@ -73,6 +73,7 @@ def _unit_of_layers(s:LanguageModel, name:str) -> AuditUnit:
     members = tuple(f"L{l}.E{e}" for l in sorted(own) for e in sorted(own[l]))
     return AuditUnit(name if name.startswith("L*") else ",".join(said), "layers", None, members)
 
+# %% ../../nbs/09_opened/17_audit.ipynb #8cb46869
 def audit_units(s:LanguageModel, asked:Sequence[str]) -> list:
     "The units of all names and kinds (`KINDS`) in `asked`, each once. ValueError for what the model has not got."
     every = {"experts": [u for u in s.units if ".E" in u], "heads": [u for u in s.units if ".H" in u],
@@ -96,6 +97,7 @@ def _pair_edits(l:int, how:str, pairs:torch.Tensor, gates:torch.Tensor, means:di
     return {f"{p}E{e}": partial(_pairs_meant, means[f"{p}E{e}"], pairs[..., e], gates[..., e] != 0, pairs.any(-1))
             for e in range(pairs.shape[-1]) if pairs[..., e].any()}
 
+# %% ../../nbs/09_opened/17_audit.ipynb #d5906ace
 def _pairs_moved(other, on, g):
     moved = g.masked_fill(~on.to(g.device), 0).sum(-1)
     new = g.masked_fill(on.to(g.device), 0)
@@ -140,6 +142,7 @@ def _drawn_pairs(pool:torch.Tensor, n:torch.Tensor, g:torch.Generator) -> torch.
     rank = score.argsort(1, descending=True).argsort(1)
     return (rank < n[:, None]).view_as(pool) & pool
 
+# %% ../../nbs/09_opened/17_audit.ipynb #1d09c8bd
 def _sets_of_layers(s:LanguageModel, unit, n:int) -> list:
     "Up to n other units that have as many experts of each layer as this one."
     of = {l: (len(own), n_experts(s.layers[l].experts)) for l, own in _by_layer(unit).items()}
@@ -150,6 +153,7 @@ def _sets_of_layers(s:LanguageModel, unit, n:int) -> list:
         if (other := _unit_of_layers(s, ",".join(drawn))).members != unit.members: found[other] = None
     return [*found]
 
+# %% ../../nbs/09_opened/17_audit.ipynb #2a3537ef
 def _closed(experts, g): return g.index_fill(-1, experts.to(g.device), 0)
 
 def _without_drawn(n:torch.Tensor, seed:int, counts:torch.Tensor, k:int, x:torch.Tensor) -> torch.Tensor:
@@ -159,6 +163,7 @@ def _without_drawn(n:torch.Tensor, seed:int, counts:torch.Tensor, k:int, x:torch
     out = _drawn_pairs(pool & counts[..., None].to(x.device), n.to(x.device), torch.Generator().manual_seed(seed))
     return x.masked_fill(out, -torch.inf if k else 0)
 
+# %% ../../nbs/09_opened/17_audit.ipynb #6bd98162
 def _other_sets(s:LanguageModel, unit, n:int) -> list:
     "Up to n other units of as many parts: of the same layer, or for a site the same site of other layers."
     if unit.kind == "layers": return _sets_of_layers(s, unit, n)
@@ -288,6 +293,7 @@ def passes(self:AuditPlan, b:RecordedBatch, windows):
         if (p := self.own_pass(b, k)) is not None: yield p
     for turn in self.turns: yield from self.null_passes(b, turn, windows)
 
+# %% ../../nbs/09_opened/17_audit.ipynb #9bbef47d
 @patch
 def needs(self:AuditPlan) -> list:
     "Sites whose means the edits need; an expert's null has pairs of every expert of its layer."
@@ -415,6 +421,7 @@ def _audit_rows(plan, state, name, n) -> pd.DataFrame:
         out.append(rows([larger], [0], unit="other sets", n_examples=len(kin), **here | dict(metric="larger")))
     return tidy([*out, *_saliency_rows(plan.experts, *state["saliency"], n, of)])
 
+# %% ../../nbs/09_opened/17_audit.ipynb #6f1585ab
 def _saliency_rows(experts, tokens, gates, written, norms, n, of) -> list:
     each, mean = zip(SALIENCIES, (tokens, gates, written, norms)), tokens.clamp(min=1)
     return [rows([v], [0], site=u, unit=kind, metric="saliency", n_examples=int(tokens[i]), **of)

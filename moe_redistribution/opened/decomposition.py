@@ -27,6 +27,7 @@ def _dense_weight(module:torch.nn.Module, what:str, dtype:torch.dtype):
     refuse(what, "a linear layer with a matrix of numbers", f"{type(module).__name__}{', offloaded' if plain else ''}",
            fix="merge adapters, dequantise, and load it without offloading")
 
+# %% ../../nbs/09_opened/08_decomposition.ipynb #10540cf2
 def linear_weight(module:torch.nn.Module, what:str, dtype:torch.dtype):
     "`_dense_weight` of a module that is its matrix and a bias alone, as is tried. ValueError for one with an adapter."
     W, bias = _dense_weight(module, what, dtype), getattr(module, "bias", None)
@@ -110,6 +111,7 @@ class Layered(Subject):
         whole = lambda site: site == "embed" or site.split(".")[-1] in inner
         return [s for s in self.sites if whole(s) or by in ("expert", "all") and s in self.units]
 
+# %% ../../nbs/09_opened/08_decomposition.ipynb #9730cb2c
 def check_sums(s:Layered):
     "ValueError for a subject with a layer whose parts do not sum to its stream."
     for l, x in enumerate(s.layers):
@@ -160,6 +162,7 @@ def final_norm(model:torch.nn.Module):
     "The last norm of a model's decoder, which its head reads through; None if it has none."
     return next((m for m in reversed([*model.get_decoder().children()]) if "norm" in type(m).__name__.lower()), None)
 
+# %% ../../nbs/09_opened/08_decomposition.ipynb #f10502e6
 @torch.no_grad()
 def answer_terms(s:Layered, tokens:torch.Tensor, targets:torch.Tensor, by:str="component") -> dict:
     """Sender → its term (1, b, t) in the logit of `targets` (b, t), the final norm held at its actual value (direct

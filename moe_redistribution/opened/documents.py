@@ -31,6 +31,7 @@ def _paragraphs(path:Path):
             elif held: yield "".join(held); held, size = [], 0
     if held: yield "".join(held)
 
+# %% ../../nbs/09_opened/19_documents.ipynb #e6bb9445
 def _joined(paragraphs:Iterable, tokenize:Callable, least:int):
     "(text, tokens) of neighbouring paragraphs of `least` tokens together; what is left at the end joins the last."
     whole, text, tokens = None, "", []
@@ -42,6 +43,7 @@ def _joined(paragraphs:Iterable, tokenize:Callable, least:int):
     if whole: yield whole[0] + text, whole[1] + tokens
     elif tokens: yield text, tokens
 
+# %% ../../nbs/09_opened/19_documents.ipynb #2843c955
 def _documents(source, tokenize:Callable, least:int=_LEAST):
     "(text, tokens) of each document of a file, a folder or a list of texts."
     if isinstance(source, (list, tuple)): texts = (t[:_LONGEST] for t in source)
@@ -52,6 +54,7 @@ def _documents(source, tokenize:Callable, least:int=_LEAST):
 def _text_files(folder) -> list:
     return [text_file(f) for f in sorted(Path(folder).rglob("*")) if f.is_file() and not f.name.startswith(".")]
 
+# %% ../../nbs/09_opened/19_documents.ipynb #3b48ffd1
 class _Seen:
     "Which stretches of text there were so far, by the bits that they set: `size` bits, of which `free` are not set."
     def __init__(self, size:int=1 << 28): self.bits, self.size, self.free = np.zeros(size >> 3, np.uint8), size, size
@@ -59,7 +62,8 @@ class _Seen:
         """Share of the stretches of `text` that were in none before it; from now on they were. New ones that meet a bit
         which another has set are estimated by how many bits are free. ValueError where few are."""
         if (left := self.free / self.size) < .25:
-            refuse("texts", f"up to about {self.size * 7 // 5:,} characters, told apart", "more", fix="--tokens, or tokens=")
+            refuse("texts", f"up to about {self.size * 7 // 5:,} characters, told apart", "more",
+                   fix="--tokens, or tokens=")
         c = np.frombuffer(re.sub(r"\s+", " ", text.lower()).encode("utf-32-le", "replace"), np.uint32).astype(np.uint64)
         n, h, low = max(len(c) - _STRETCH + 1, 1), 0, np.uint64(65 - self.size.bit_length())
         for i in range(min(_STRETCH, len(c))): h = h * np.uint64(0x9E3779B97F4A7C15) + c[i:i + n]
@@ -79,6 +83,7 @@ def _alike(lengths:list) -> list:
     ranks = [(x.argsort(kind="stable").argsort(kind="stable") + .5) / len(x) for x in map(np.asarray, lengths)]
     return [np.min([x[(q * len(x)).astype(int)] for x in each], 0) for q in ranks]
 
+# %% ../../nbs/09_opened/19_documents.ipynb #1d4a05a3
 class TopicTexts:
     "Documents of topics, and what is known of them before a model reads: who counts, and which tokens are told apart."
     def __init__(self, texts:dict, tokenize:Callable, d_vocab:int, tokens:int=None, say:Callable=None):
@@ -151,6 +156,7 @@ class TopicTexts:
         out[best[both[best] > 0]] = torch.arange(int((both[best] > 0).sum()))
         return out
 
+# %% ../../nbs/09_opened/19_documents.ipynb #df056795
 def padded(windows:Iterable, n:int):
     """Windows n at a time: (blocks (b,), tokens (b, t), lengths (b,), how many count (b,)); what fills up comes last,
     where no other sees it."""
@@ -184,6 +190,7 @@ def check_topics(texts:dict) -> dict:
     if len({*paths}) == len(paths): return texts
     refuse("texts", "another for each topic", "one path for two", fix=fix)
 
+# %% ../../nbs/09_opened/19_documents.ipynb #203cbe18
 def _has_words(source) -> bool:
     "Is there anything in a source? ValueError with the nearest name in its folder for a path that is not there."
     if isinstance(source, (list, tuple)):

@@ -35,6 +35,7 @@ def save_member(path:str|Path, params:dict, c:str|Condition, seed:int|None=None,
     said = dict(format="pt", condition=c.name, sha256=seal_hash(own, c.name), source=json.dumps(sources(c)))
     return write_whole(path, safetensors.torch.save(own, said | (dict(seed=str(seeds[place])) if seeds else {})))
 
+# %% ../../nbs/09_opened/13_export.ipynb #adac7d4a
 def open_member(path:str|Path) -> tuple:
     """(parameters with a seed axis of one, condition name) of a file that `save_member` wrote. A warning where the code
     that it needs, as a user's own router, is not what it was. `Damaged` for a file that is not what was written;
@@ -157,6 +158,7 @@ def _hf_state(p:dict, c:str|Condition) -> dict:
     whole = {f"transformer.{n}": v for n, v in out.items()} | head
     return {n: v.detach().cpu().float().clone() for n, v in whole.items()}
 
+# %% ../../nbs/09_opened/13_export.ipynb #695aeb2e
 def to_transformers(params:dict, c:str|Condition, seed:int|None=None, *, member:int|None=None):
     """One member, named by its seed or its place, as an `ImageGPTForCausalImageModeling`, whose `save_pretrained`
     writes a folder that transformers opens. Called with tokens it gives our logits, as `.logits`, without an axis of

@@ -96,6 +96,7 @@ DENSE = _families("llama", "mistral", "olmo", "qwen2", "qwen3", "olmo2", "olmo3"
                   "ministral")
 DENSE["granite"] = Family("granite", scale="residual_multiplier", tiny=_GRANITE)
 
+# %% ../../nbs/09_opened/03_families.ipynb #450cfc5e
 def _family(name, family):
     "A family as it is kept: under its own name."
     if not isinstance(family, Family): refuse(f"family {name}", "a Family", repr(family)[:80])
@@ -114,6 +115,7 @@ def _tiny_config(family:str, **sizes):
     own = {n: v for n, v in TINY_SIZES.items() if n in known and not (n == "head_dim" and "kv_lora_rank" in known)}
     return hf.AutoConfig.for_model(family, **own | {n: v for n, v in of.tiny.items() if n in known} | sizes)
 
+# %% ../../nbs/09_opened/03_families.ipynb #80121f81
 def tiny_model(
     family:str,  # a name in `FAMILIES`, such as mixtral
     seed:int=0,  # of the weights

@@ -73,6 +73,7 @@ class _Listener:
     def before_reader(self, module:torch.nn.Module, args:tuple, kwargs:dict):
         if self.wants("resid_mid"): self.fits(first_tensor(args or kwargs), self.heard("mid"), "resid_mid")
 
+# %% ../../nbs/09_opened/07_hooks.ipynb #3aead122
 def _put_first(out:Sequence, new:torch.Tensor):
     "What a module gave, with `new` as its first tensor."
     return (new, *out[1:]) if isinstance(out, tuple) else new
@@ -96,6 +97,7 @@ def after_gate(self:_Listener, module:torch.nn.Module, args:tuple, kwargs:dict, 
     if self.wants("router_probs"): self.at("router_probs", self.shares(own)[:, :E].view(shape))
     return out
 
+# %% ../../nbs/09_opened/07_hooks.ipynb #ac853886
 @patch
 def shares(self:_Listener, own):
     if (P := probabilities(own)) is not None: return P
@@ -126,6 +128,7 @@ def after_shared(self:_Listener, module:torch.nn.Module, args:tuple, out):
     self.kept["shared"] = new = self.at("shared_out", own)
     if new is not own: return (new.view_as(out) / gate).to(out.dtype)
 
+# %% ../../nbs/09_opened/07_hooks.ipynb #ecea62c1
 @patch
 def after_block(self:_Listener, module:torch.nn.Module, args:tuple, out):
     first, x = first_tensor(out), self.x
@@ -149,6 +152,7 @@ def after_ffn(self:_Listener, module:torch.nn.Module, args:tuple, out):
     first = first_tensor(out)
     return self.to_stream(out, first, first)
 
+# %% ../../nbs/09_opened/07_hooks.ipynb #422e77bb
 @patch
 def to_stream(self:_Listener, out, first:torch.Tensor, new:torch.Tensor):
     "What one of the modules that enter the stream as the FFN gives; the last of them sees `ffn_out`, the sum."
@@ -195,6 +199,7 @@ def places_in(model:torch.nn.Module, layers:Sequence) -> list:
             if isinstance(holder, nn.ModuleList): out[".".join(at[:i]) + ".*"] = holder._modules, None, len(holder)
     return [(*where, path) for path, where in out.items()]
 
+# %% ../../nbs/09_opened/07_hooks.ipynb #d2c0c3aa
 def check_places(places:Sequence):
     "RuntimeError unless all that `places_in` found stands where it stood. `recorded_of`: a stand-in of ours."
     for children, name, own, path in places:

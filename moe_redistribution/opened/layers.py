@@ -61,6 +61,7 @@ class _Call:
     out: object
     depth = property(lambda self: self.name.count(".") + bool(self.name))
 
+# %% ../../nbs/09_opened/06_layers.ipynb #e9b84b6c
 def first_tensor(x):
     "The first tensor of what a module is given or gives, or None."
     if isinstance(x, torch.Tensor): return x
@@ -72,6 +73,7 @@ def _on_interface(module:torch.nn.Module) -> bool:
     "Are these experts that transformers computes by a registered function?"
     return hasattr(type(module), "_apply_gate") and hasattr(module, "is_transposed")   # a wrapper hands names on
 
+# %% ../../nbs/09_opened/06_layers.ipynb #434f7642
 @contextmanager
 def _recorded_calls(layers:Sequence):
     "Within it every call of a module of `layers` is put into the lists that it gives, one a layer."
@@ -153,6 +155,7 @@ class _Silent:
     def at_choice(self, index:torch.Tensor, weights:torch.Tensor): return index, torch.zeros_like(weights)
     def wants(self, site:str): return False
 
+# %% ../../nbs/09_opened/06_layers.ipynb #4432c146
 def _mixture_parts(calls:Sequence) -> dict:
     "Router, experts, block and shared experts of a layer as fields of `Layer`, from its `calls`; {} without a mixture."
     own = [c for c in calls if _on_interface(c.module)]
@@ -199,6 +202,7 @@ def _block_parts(calls, experts, block):
     *_, shared, gate = min(found, key=lambda f: f[:2])
     return parts | dict(shared=shared, shared_gate=gate)
 
+# %% ../../nbs/09_opened/06_layers.ipynb #5595fb9d
 def _between(calls, experts, block, rest, made):
     "What a block, whose output is `rest` without experts, does to what they `made` besides adding it."
     times = 1. if made is None else (((block.made - rest) * made).sum() / made.square().sum()).item()
@@ -224,6 +228,7 @@ class _Hearing:
         self.seen[site] = value.shape
         return value
 
+# %% ../../nbs/09_opened/06_layers.ipynb #0921d516
 def _attention_parts(calls:Sequence, heard:dict) -> dict:
     "Attention, its heads and the map to its output as fields of `Layer`; {} where nothing called the interface."
     own = [c for c in calls if c.module in heard and "v" in heard[c.module].seen]
@@ -257,6 +262,7 @@ def _mixes(call):
     try: return call.given is not None and call.given.ndim == 3 and _looks_at_others(call)
     except (TypeError, ValueError, RuntimeError): return False
 
+# %% ../../nbs/09_opened/06_layers.ipynb #e3dba557
 def _reader(calls, mixer, scale):
     "The first and outermost call that is given the stream after the mixer; None if the FFN reads what the mixer read."
     whole = calls[-1]
@@ -265,6 +271,7 @@ def _reader(calls, mixer, scale):
              and nearly_equal(c.given.view_as(mid), mid)]
     return min(after, key=lambda c: c.depth, default=None)
 
+# %% ../../nbs/09_opened/06_layers.ipynb #b443e30e
 def _layer_of(calls:Sequence, heard:dict, family, config:torch.nn.Module) -> Layer:
     "The `Layer` that a record of one layer's `calls` shows; `heard`: what its attention said of itself."
     whole = calls[-1]
@@ -298,6 +305,7 @@ def _check_once(x:Layer, calls:Sequence):
         refuse(f"layer {type(x.whole).__name__}", "parts that are called once in a pass", f"{c.name}, called twice",
                fix="copy.deepcopy for what is shared")
 
+# %% ../../nbs/09_opened/06_layers.ipynb #ce58e74e
 def _absent(parts, whole, roles) -> dict:
     "Sites that a layer with these parts has not got → why."
     said, mixer = {}, roles.get("mixer")
@@ -326,6 +334,7 @@ class _Probe:
     attention: float
     elsewhere: float
 
+# %% ../../nbs/09_opened/06_layers.ipynb #4f574a19
 OFF_INTERFACE = ("dbrx", "doge", "jetmoe", "llama4", "llama4_text", "longcat_flash", "nllb-moe")
 LIMIT = {torch.float64: 1e-9, torch.float32: 1e-4}                                     # half precision: a tenth
 
@@ -338,6 +347,7 @@ def probe_tokens(model:torch.nn.Module):
     pad = getattr(config, "pad_token_id", None)
     return torch.where(tokens == pad, (tokens + 1) % n, tokens) if pad is not None else tokens
 
+# %% ../../nbs/09_opened/06_layers.ipynb #710c4664
 @torch.no_grad()
 def probe_digest(model:torch.nn.Module) -> str:
     "A hash of what a model says to `probe_tokens` by its own functions: adapters, hooks and settings have their say."
@@ -355,6 +365,7 @@ def _check_causal(model:torch.nn.Module, plain:torch.Tensor, other:torch.Tensor)
     refuse(f"model {model.config.model_type}", "a causal language model", "one whose answers change with later tokens",
            "olmoe", "open another: a mask over later tokens is part of what is opened")
 
+# %% ../../nbs/09_opened/06_layers.ipynb #cc9b14f9
 def _check_interface(model:torch.nn.Module, layers:Sequence):
     "ValueError for a mixture whose experts are not computed through transformers' interface."
     kind = model.config.model_type
@@ -379,6 +390,7 @@ def _check_numbers(kind, plain, calls):
     refuse(f"model {kind}", "finite numbers for a few tokens", f"nan or infinity, first at {bad[0]}",
            fix="the weights as published")
 
+# %% ../../nbs/09_opened/06_layers.ipynb #24b0e6a3
 def _with_ours(model, said, plain, calls, heard) -> tuple:
     "How far the logits are with our experts, and with our attention too (nan: of another kind); the routes of each."
     routes = []
@@ -397,6 +409,7 @@ def _with_ours(model, said, plain, calls, heard) -> tuple:
     finally: [WATCHED.pop(m, None) for m in heard]
     return error, other, routes
 
+# %% ../../nbs/09_opened/06_layers.ipynb #9708f021
 @torch.no_grad()
 def probe_model(model:torch.nn.Module, family=None) -> _Probe:
     """A model tried on a few tokens, its own functions against ours. ValueError for one whose layers are not found,
@@ -445,6 +458,7 @@ def _with_router(x:Layer, calls:Sequence) -> Layer:
     beside = dict.fromkeys(("router_logits", "router_probs"), "more than its map makes its scores: merge adapters")
     return replace(x, gate=None, absent=x.absent | beside)
 
+# %% ../../nbs/09_opened/06_layers.ipynb #0c3b9baa
 def _chosen_anyhow(call, own) -> bool:
     "Does a router choose the same experts when its scores are turned round?"
     turned = route_again(call.module, call.args, call.kwargs, own.E, -own.scores[:, :own.E])
@@ -460,6 +474,7 @@ def _asked_again(call, E:int) -> tuple:
     if own.times > 1: return own, "it has several maps with a row an expert"
     return own, None if _same(again.out[1:3], call.out[1:3]) else "its own scores give another choice"
 
+# %% ../../nbs/09_opened/06_layers.ipynb #998cd2a5
 def _sent_otherwise(calls:Sequence, routes:dict) -> float:
     "Share of (token, router) whose experts are others in `routes` (experts → indices) than in the record of a pass."
     own = {c.module: c for of in calls for c in of if c.module in routes}

@@ -38,6 +38,7 @@ def _tokens_told(say:Callable, each:int):
     "`say(text)` as a function of how many batches of `each` tokens are done; None if there is none."
     return say and (lambda i: say(f"{i * each:,} tokens"))
 
+# %% ../../nbs/09_opened/15_loads.ipynb #99f1a58a
 def summed_over_text(groups:Iterable, add:Callable, state:dict, part:str|Path=None, key:str=None, say:Callable=None,
                      every:int=5):
     """Calls `add(i, group)`, which adds to the tensors in the dict `state`, for each group in turn. In `part` they are
@@ -80,6 +81,7 @@ def _counted_tokens(s:LanguageModel, tokens:torch.Tensor, tokenize:Callable) -> 
     apart = {*getattr(tokenize, "begin", ())} | {*getattr(tokenize, "specials", ())}
     return s.real(tokens) & ~torch.isin(tokens, torch.tensor(sorted(apart), dtype=tokens.dtype))
 
+# %% ../../nbs/09_opened/15_loads.ipynb #40e9f3a1
 def _chosen_here(routes:torch.Tensor, E:int) -> torch.Tensor:
     "Which of E experts each token goes to: (tokens, k), -1 for nobody, as booleans (tokens, E)."
     return torch.nn.functional.one_hot(routes + 1, E + 1)[..., 1:].any(-2)
@@ -88,6 +90,7 @@ def _gaps(scores:torch.Tensor, on:torch.Tensor) -> torch.Tensor:
     "How far each chosen expert scores above the best one left: (tokens, E); infinity for those that are not chosen."
     return (scores - scores.masked_fill(on, -torch.inf).amax(1, keepdim=True)).masked_fill(~on, torch.inf)
 
+# %% ../../nbs/09_opened/15_loads.ipynb #58c9ee66
 def _route_sites(s:LanguageModel, l:int) -> list:
     "The sites of a router that loads are read from; some have no scores, such as one that looks a token up."
     return [n for n in (f"L{l}.routes", f"L{l}.gates", f"L{l}.router_logits") if n in s.sites]
@@ -128,6 +131,7 @@ def _load_rows(state, l, name) -> list:
                  **of | dict(n_examples=int(x.sum()))) for e, x in enumerate(each) if x.sum()]
     return out + [rows([state[f"{l} ties"].item() / n], [0], metric="near_ties", **of)]
 
+# %% ../../nbs/09_opened/15_loads.ipynb #63f20c76
 @torch.no_grad()
 def text_loads(
     s:LanguageModel,  # a mixture of experts, as `open_model` gives it
@@ -190,16 +194,18 @@ def load_map(found:pd.DataFrame, metric:str="load", ax=None):
 
 # %% ../../nbs/09_opened/15_loads.ipynb #d980fd4c
 class _BalanceWatch:
-    """Counts whom the routers of a model choose while it trains: made by `watch_balance`. `step()`: the numbers since the
-    last one; `forget()`: leaves them out; `callback()`: for a Trainer of transformers; `close()`: stops listening, as the
-    end of a `with` does.
+    """Counts whom the routers of a model choose while it trains: made by `watch_balance`. `step()`: the numbers since
+    the last one; `forget()`: leaves them out; `callback()`: for a Trainer of transformers; `close()`: stops
+    listening, as the end of a `with` does.
 
-    A pass counts if its model is in training and has gradients; what gradient checkpointing computes again, outside of
-    the pass, does not. Pads are left out where the model is given an attention mask (batch, tokens); `pads` says so."""
+    A pass counts if its model is in training and has gradients; what gradient checkpointing computes again, outside
+    of the pass, does not. Pads are left out where the model is given an attention mask (batch, tokens); `pads` says
+    so."""
     def __init__(self, model:torch.nn.Module, layers:Sequence):
         self.experts = {l: x.experts for l, x in enumerate(layers) if x.experts is not None}
         if not self.experts:
-            refuse("model", "one with routers", f"{model.config.model_type}, which is dense", fix="a mixture of experts")
+            refuse("model", "one with routers", f"{model.config.model_type}, which is dense",
+                   fix="a mixture of experts")
         self.size, self.counts, self.mask = {l: n_experts(m) for l, m in self.experts.items()}, {}, None
         self.counting, self.pads = False, "no pass has been counted"
         # the body, which adapters call as well; an error in a pass ends it, too
@@ -251,6 +257,7 @@ class _BalanceWatch:
                 state.log_history[-1].update(numbers)
         return Balance()
 
+# %% ../../nbs/09_opened/15_loads.ipynb #3c67a641
 def _numbers_of(counts:dict, size:dict) -> dict:
     "`_balance_numbers` of counts that lie where the model does."
     if not counts: return {}
@@ -258,6 +265,7 @@ def _numbers_of(counts:dict, size:dict) -> dict:
     flat = torch.cat([c.to(first) for c in counts.values()]).double().cpu()                     # one wait for a device
     return _balance_numbers(dict(zip(counts, flat.split([size[l] for l in counts]))))
 
+# %% ../../nbs/09_opened/15_loads.ipynb #3c00fd00
 def _balance_numbers(counts:dict) -> dict:
     "The numbers of layer → how often each expert was chosen; none of a layer in which nobody was."
     def violation(c): return (c.max() / c.mean()).item() - 1
@@ -272,14 +280,15 @@ def _balance_numbers(counts:dict) -> dict:
     found["choices"] = int(min(c.sum() for c in counts.values()))
     return {f"balance/{n}": x for n, x in found.items()}
 
+# %% ../../nbs/09_opened/15_loads.ipynb #3decd754
 def watch_balance(
     model:torch.nn.Module,  # of transformers, also with adapters, compiled, in DistributedDataParallel, or opened
 ) -> _BalanceWatch:  # call its `step()` after each step of the optimizer, or give its `callback()` to a Trainer
     """Watches how evenly a model's routers load their experts while somebody else's loop trains it.
 
-    A step is what the loop says: passes whose gradients are accumulated count together. Each process counts its own share of
-    a batch. Evaluation does not count. What is compiled is compiled once more.
-    ValueError for a dense model, and for one that cannot be opened."""
+    A step is what the loop says: passes whose gradients are accumulated count together. Each process counts its own
+    share of a batch. Evaluation does not count. What is compiled is compiled once more. ValueError for a dense model,
+    and for one that cannot be opened."""
     if isinstance(model, LanguageModel): return _BalanceWatch(model.model, model.layers)
     for wrapper in ("_orig_mod", "module", "_orig_mod"): model = getattr(model, wrapper, model)
     return _BalanceWatch(inner := base_of(model), layers_of(inner))
@@ -295,6 +304,7 @@ def _computed_by(s:LanguageModel) -> str:
     dtype = next(w.dtype for w in s.model.parameters() if w.is_floating_point())
     return f"{str(dtype).removeprefix('torch.')}/{getattr(s.model.config, '_experts_implementation', None) or 'eager'}"
 
+# %% ../../nbs/09_opened/15_loads.ipynb #f8f4de07
 def _own_routes(s:LanguageModel, tokens:torch.Tensor, own:Sequence):
     """(logits (b, t, v), layer → (routes, gates, scores or None), flat) of tokens (b, t) by the model alone, for the
     routers of the layers in `own`."""
@@ -315,6 +325,7 @@ def _own_routes(s:LanguageModel, tokens:torch.Tensor, own:Sequence):
         out[l] = index.masked_fill(weights == 0, -1), gates, scores[l].cpu() if l in scores else None
     return logits, out
 
+# %% ../../nbs/09_opened/15_loads.ipynb #0086f45a
 def _add_changes(state:dict, l:int, on_a:torch.Tensor, on_b:torch.Tensor, scores:torch.Tensor, to:torch.Tensor):
     """Adds one batch to the tokens, and those with other experts, of each stretch and each margin of layer l; `scores`
     (tokens, E) of the first model; `to` (tokens): whose stretch."""
@@ -326,6 +337,7 @@ def _add_changes(state:dict, l:int, on_a:torch.Tensor, on_b:torch.Tensor, scores
     state[f"{l} unlike"] = state.get(f"{l} unlike", 0) + (least < 0).sum().double()[None]
     add("changed by margin", torch.bucketize(least, torch.tensor(MARGINS)), len(MARGINS) + 1)
 
+# %% ../../nbs/09_opened/15_loads.ipynb #42a84087
 def _change_rows(state, l, name) -> list:
     "Row frames of who changed experts in layer l: a seed for each stretch, a stratum for each margin."
     of = dict(condition=name, site=f"L{l}.routes", metric="changed")
@@ -356,12 +368,14 @@ def _add_comparison(state:dict, l:int, of_a:tuple, of_b:tuple, counts:torch.Tens
         for what, v in zip(("same", "shared", "table"), _pair_counts(on[0], other)): new[f"{name} {what}"] = v
     for name, v in new.items(): state[f"{l} {name}"] = state.get(f"{l} {name}", 0) + v
 
+# %% ../../nbs/09_opened/15_loads.ipynb #969748a2
 def _best_matching(table:torch.Tensor):
     "The one-to-one matching of rows to columns of a square table with the largest sum: (columns, sum)."
     from scipy.optimize import linear_sum_assignment
     at, to = linear_sum_assignment(table.numpy(), maximize=True)
     return to.tolist(), float(table.numpy()[at, to].sum())
 
+# %% ../../nbs/09_opened/15_loads.ipynb #2c389fdb
 def _comparison_rows(state, l, name) -> list:
     "Row frames of the sums of layer l of two models."
     get = lambda what: state[f"{l} {what}"]
@@ -391,6 +405,7 @@ def _add_divergence(state:dict, logits_a:torch.Tensor, logits_b:torch.Tensor, ta
         state["lost"][:, stretch] += (each * on).sum(1).double().cpu()
         state["tokens"][stretch] += int(on.sum())
 
+# %% ../../nbs/09_opened/15_loads.ipynb #54f50e9a
 def _check_same_text(a:LanguageModel, b:LanguageModel, windows_a:torch.Tensor, windows_b:torch.Tensor):
     """ValueError unless two models read the same tokens of one vocabulary, and route them among as many experts, and
     for one and the same model: an adapter that is switched in it is on in both, or in neither."""
@@ -406,6 +421,7 @@ def _check_same_text(a:LanguageModel, b:LanguageModel, windows_a:torch.Tensor, w
         refuse("compare", "two models with modules of their own", "the same modules in both",
                fix="open the second anew; a copy.deepcopy of the model before its adapter")
 
+# %% ../../nbs/09_opened/15_loads.ipynb #9cf4a5dc
 @torch.no_grad()
 def compare_routes(
     a:LanguageModel,  # a mixture of experts, as `open_model` gives it
@@ -443,7 +459,8 @@ def compare_routes(
         for l in own if counts.any() else (): _add_comparison(state, l, of_a[l], of_b[l], counts, order, to)
         _add_divergence(state, p, q, group[:, 1:], a.real(group[:, 1:]), at)
     summed_over_text(in_groups(windows(), batch), add, state, part, key, _tokens_told(say, batch * context))
-    if f"{own[0]} n" not in state: refuse("text", "tokens that count", "padding and special tokens alone", fix="another text")
+    if f"{own[0]} n" not in state:
+        refuse("text", "tokens that count", "padding and special tokens alone", fix="another text")
     return tidy([f for l in own for f in _comparison_rows(state, l, name) + _change_rows(state, l, name)]
                 + _divergence_rows(state, name))
 
@@ -456,6 +473,7 @@ def _divergence_rows(state, name) -> list:
     return [rows(v, seeds, metric=m, unit=u, **of) for m, u, v in
             (("loss", "A", a), ("loss", "B", b), ("loss_difference", "", b - a), ("divergence", "", kl))]
 
+# %% ../../nbs/09_opened/15_loads.ipynb #2084b33b
 def comparison_table(found:pd.DataFrame) -> pd.DataFrame:
     "One line a router from rows of `compare_routes`: each number with its null in brackets."
     order = sorted(set(found.loc[found["metric"].eq("same_set"), "site"]), key=lambda x: int(x[1:].split(".")[0]))

@@ -36,6 +36,7 @@ def _f1_of(scores:torch.Tensor, A:torch.Tensor, k:int) -> torch.Tensor:
     found, wanted = (kept_entries(x[..., open_rows, :], k) for x in (scores, A))
     return (found & wanted).sum(-1) / k
 
+# %% ../../nbs/09_opened/22_masks.ipynb #bbfc6945
 def _source_kept(scores:torch.Tensor, source:torch.Tensor, k:int) -> torch.Tensor:
     """Is the entry that the next token needs among the k largest of `scores` (b, h, i, j)? (h, queries), as 0 or 1.
     `source` (b, i): the key that the answer of query i stands at, -1 for a query that needs none; only queries that
@@ -91,6 +92,7 @@ def gate_measures(gates, k:int, source=None) -> dict:
     if source is not None: out["source_kept"] = lambda seen, l, at: _source_kept(scores(seen, l), source[at], k)
     return out
 
+# %% ../../nbs/09_opened/22_masks.ipynb #f69542d5
 def attention_rows(model:torch.nn.Module, tokens:torch.Tensor, ks:Sequence[int], seeds:Sequence[int], source=None,
                    **labels) -> pd.DataFrame:
     """Rows of every layer and head: `mass` and, with a `source`, `_source_kept` by attention itself, for each k in `ks`

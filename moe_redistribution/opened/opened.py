@@ -190,6 +190,7 @@ def _check_decides(site:str):
     if site.split(".")[-1] in READ_ONLY:
         refuse("edit", "a site that decides something", site, site.split(".")[0] + ".gates", "edit the gates")
 
+# %% ../../nbs/09_opened/11_opened.ipynb #3a00bec3
 def _no_way(kept:set, told:dict, every:bool) -> set:
     """Which of the sites `kept` no logits are computed from: probabilities, which are only read, and scores of routers
     that are `told` routes. ValueError if they were asked for by name, and are not merely among `every` site."""
@@ -198,6 +199,7 @@ def _no_way(kept:set, told:dict, every:bool) -> set:
     near = min(out).split(".")[0] + ".gates"
     refuse("grad", "sites on the way to the logits", min(out), near, "gates, or router_logits")
 
+# %% ../../nbs/09_opened/11_opened.ipynb #2a1e63d1
 def _on_the_way(x:torch.Tensor):
     "An activation as one that a graph goes through; a leaf of it where no weight before it wants a gradient."
     if not x.is_floating_point(): return x
@@ -255,6 +257,7 @@ def _at_some(self:LanguageModel, unit, limit):
     if limit.how == "route_around" and e: unit, limit = f"{prefix}.routes", At(f"never:E{e}", limit.where)
     return limit_edits(self, edits_for(self, unit, limit.how), limit)
 
+# %% ../../nbs/09_opened/11_opened.ipynb #6e40c38f
 def _never(e, x): return x.index_fill(-1, torch.tensor([e], device=x.device), -torch.inf)
 
 class _Moved:
@@ -290,7 +293,8 @@ def open_model(
 
     ValueError for a folder without a model, or another kind of model."""
     if isinstance(model, (str, Path)):
-        return LanguageModel(read_model(model, dtype, device_map, **more), tokens, model_name(model), batch, pad, family)
+        return LanguageModel(read_model(model, dtype, device_map, **more),
+                             tokens, model_name(model), batch, pad, family)
     if not (more or device_map or dtype != "auto"):
         return LanguageModel(model, tokens, batch=batch, pad=pad, family=family)
     refuse("open_model", "a folder or a name, to load it so", "a model", fix="leave dtype, device_map and others out")
@@ -305,6 +309,7 @@ class _Report:
     __repr__ = __str__
     def _repr_html_(self): return f"<p>{html.escape(self.headline)}</p>{self.table.to_html(index=False)}"
 
+# %% ../../nbs/09_opened/11_opened.ipynb #97111f88
 def _made_of(x:Layer) -> tuple:
     "What mixes tokens in a `Layer`, its FFN, and what is not reached → why."
     def kind(m): return "–" if m is None else type(m).__name__
@@ -315,6 +320,7 @@ def _made_of(x:Layer) -> tuple:
     why = {w: ", ".join(s for s in x.absent if x.absent[s] == w) for w in x.absent.values()}
     return mixes, has, "; ".join(f"{sites}: {w}" for w, sites in why.items())
 
+# %% ../../nbs/09_opened/11_opened.ipynb #7c2ce424
 @patch
 def report(self:LanguageModel) -> _Report:
     "What of this model is reached, what is not and why, and how far our functions are from its own: tried now."

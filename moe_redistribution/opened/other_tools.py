@@ -25,6 +25,7 @@ SAME_IN_LENS = {"hook_out": "resid_post", "attn.hook_out": "attn_out", "mlp.hook
                 "ln2.hook_in": "resid_mid", "mlp.gate.hook_expert_weights": "gates",
                 "mlp.gate.hook_expert_indices": "routes"}
 
+# %% ../../nbs/09_opened/12_other_tools.ipynb #fa3d160f
 def to_lens(site:str, router:str="gate") -> str:
     """The hook of TransformerLens' bridge that holds a site. `router`: its name for the family's router, as in GPT-OSS
     `router`. ValueError with the reason for a site that it has no hook for."""
@@ -67,6 +68,7 @@ def routes_from_engine(arrays, s:Subject) -> dict:
                    fix="the model that served them")
     return {l: whole[:, :, i] for l, i in at.items()}
 
+# %% ../../nbs/09_opened/12_other_tools.ipynb #31be1e85
 def read_routes(x) -> torch.Tensor:
     "A request's routes (t, layers, k) as int64, from an array, a tensor or the base64 of a `.npy`."
     if isinstance(x, (str, bytes)): x = np.load(io.BytesIO(base64.b64decode(x)), allow_pickle=False)
@@ -75,6 +77,7 @@ def read_routes(x) -> torch.Tensor:
     refuse("routed_experts", "integers (tokens, layers, k), one row or more", f"{x.dtype} {x.shape}",
            fix="what the engine returned, prompt first")
 
+# %% ../../nbs/09_opened/12_other_tools.ipynb #20a3c464
 def routes_to_engine(routes:torch.Tensor, dtype=np.int16) -> list:
     """A request's `routed_experts` (t, layers with experts, k) for each window of routes (layer → (b, t, k), or with an
     axis of one before). ValueError for layers of several k, and tokens without an expert."""

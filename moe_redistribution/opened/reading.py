@@ -93,6 +93,7 @@ class TextSubject(Layered):
         else: at, u = _head_terms(x, self.real(batch).to(post.device), tr[f"{prefix}.z"][0, :, :, i].to(post), i, unit)
         return x.scale * u / norm[at[:, 0], at[:, 1]] * weight, at, self.logit_scale(tr, last)
 
+# %% ../../nbs/09_opened/10_reading.ipynb #aba75523
 def _is_expert(site:str) -> bool:
     "Has a site rows of its own tokens?"
     return re.search(r"\.E\d+$", site) is not None
@@ -253,6 +254,7 @@ def read_index(folder:str|Path) -> dict:
     refuse(f"folder {path.name}", f"a new folder, or one whose {INDEX} is of activations", "something else",
            fix="another folder")
 
+# %% ../../nbs/09_opened/10_reading.ipynb #bc2eebba
 def read_saved(folder:str|Path, site:str, shard=None) -> torch.Tensor:
     """A site of a folder that `save` wrote, window by window, or an expert's rows, whose window and position are
     `L3.E7.at`; or `tokens`. Of one `shard`, by number, or of all. ValueError for what is not there."""

@@ -31,6 +31,7 @@ class Recorded(torch.nn.Module):
         try: return super().__getattr__(name)
         except AttributeError: return getattr(self.__dict__["recorded_of"], name)
 
+# %% ../../nbs/09_opened/16_recorded.ipynb #8e69d7db
 def _of_windows(v, at:Sequence, n:int):
     "What a module gave for the windows `at`, from what it gave for n windows: (n, …), (n tokens, …), or nested."
     if isinstance(v, (tuple, list)): return type(v)(_of_windows(x, at, n) for x in v)
@@ -38,6 +39,7 @@ def _of_windows(v, at:Sequence, n:int):
     if not isinstance(v, torch.Tensor) or not v.ndim or len(v) % n: return v
     return v[at] if len(v) == n else v.unflatten(0, (n, -1))[at].flatten(0, 1)
 
+# %% ../../nbs/09_opened/16_recorded.ipynb #09150abd
 def _window_losses(logits:torch.Tensor, targets:torch.Tensor) -> torch.Tensor:
     "Losses in nats (b, t) of logits (b, t, v), window by window: the log of a softmax is as large as the logits."
     return torch.stack([torch.nn.functional.cross_entropy(x.float(), y.to(x.device), reduction="none")

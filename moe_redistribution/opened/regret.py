@@ -31,6 +31,7 @@ def _live_weights(P:torch.Tensor, sets:torch.Tensor, weights:torch.Tensor, chose
     if alike(total): return new / new.sum(-1, keepdim=True).clamp(min=1e-30) * total
     refuse("regret", "weights that are probabilities, or shares of them", "others", fix="leave --regret out")
 
+# %% ../../nbs/09_opened/18_regret.ipynb #5f104f39
 def _other_routes(chosen:torch.Tensor, E:int, n:int, g:torch.Generator) -> torch.Tensor:
     "n sets (b, n, k) of k of E experts for each token, none of them the one that is `chosen` (b, k)."
     out = torch.stack([torch.stack([torch.randperm(E, generator=g)[:len(c)] for _ in range(n)]) for c in chosen])
@@ -68,8 +69,8 @@ def _regrets(b, l, at, tr, others, g) -> torch.Tensor:
     sets = _other_routes(chosen, E, others, g)
     out = [b.each[here, at]]
     for j in range(others):
-        new = torch.zeros_like(gates).scatter(1, sets[:, j], _live_weights(P, sets[:, j], gates.gather(1, chosen), chosen
-                                                                          ).to(gates))
+        new = torch.zeros_like(gates).scatter(
+            1, sets[:, j], _live_weights(P, sets[:, j], gates.gather(1, chosen), chosen).to(gates))
         def put(x, new=new):
             x[0, here, at] = new.to(x)
             return x

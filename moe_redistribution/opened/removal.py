@@ -32,6 +32,7 @@ def _experts_of(s:LanguageModel) -> dict:
     for l in (own := routers_of(s)): choose("site", f"L{l}.router_logits", s.sites)
     return {l: n_experts(s.layers[l].experts) for l in own}
 
+# %% ../../nbs/09_opened/20_removal.ipynb #c72d5bb6
 def _sums(s:LanguageModel, groups:Iterable, names:Sequence) -> torch.Tensor:
     "Sums (group, 4, experts) of tokens, gates, gate × norm and norm."
     out = []
@@ -45,6 +46,7 @@ def _scores(sums:torch.Tensor) -> dict:
     tokens, gates, written, _ = sums
     return dict(load=tokens, gate_mass=gates, reap=written / tokens.clamp(min=1))
 
+# %% ../../nbs/09_opened/20_removal.ipynb #e1bae7cb
 def _weight_norms(s:LanguageModel, experts:dict) -> torch.Tensor:
     "The Frobenius norm of each expert's weights, layer by layer."
     def norms(l, E):
@@ -52,6 +54,7 @@ def _weight_norms(s:LanguageModel, experts:dict) -> torch.Tensor:
         return sum(w.square().sum(1).cpu() for w in own).sqrt()
     return torch.cat([norms(l, E) for l, E in experts.items()])
 
+# %% ../../nbs/09_opened/20_removal.ipynb #743b8b92
 def _how_many(E:int, share:float) -> int: return int(E * share + 1e-9)              # .29 of 100 are 29
 
 def _lowest(score:torch.Tensor, experts:dict, share:float) -> tuple:
@@ -63,22 +66,27 @@ def _lowest(score:torch.Tensor, experts:dict, share:float) -> tuple:
     return tuple(out)
 
 # %% ../../nbs/09_opened/20_removal.ipynb #2ddcff6e
-def _random_set(experts:dict, share:float, g:torch.Generator, like:tuple=None, load:torch.Tensor=None, near:int=4) -> tuple:
-    """A random set with as many experts of each layer; with `like` one of the `near` nearest to its load, layer by layer, of
-    64 draws."""
+def _random_set(experts:dict, share:float, g:torch.Generator, like:tuple=None, load:torch.Tensor=None,
+                near:int=4) -> tuple:
+    """A random set with as many experts of each layer; with `like` one of the `near` nearest to its load, layer by
+    layer, of 64 draws."""
     out, at = [], 0
     for l, E in experts.items():
-        drawn = {frozenset(torch.randperm(E, generator=g)[:_how_many(E, share)].tolist()) for _ in range(1 if like is None else 64)}
+        drawn = {frozenset(torch.randperm(E, generator=g)[:_how_many(E, share)].tolist())
+                 for _ in range(1 if like is None else 64)}
         drawn = sorted(drawn, key=sorted)
         if like is not None:
             own = frozenset(int(n.rpartition("E")[2]) for n in like if n.startswith(f"L{l}."))
             load_of = lambda d: load[at:at + E][[*d]].sum()
-            nearest_first = sorted([d for d in drawn if d != own], key=lambda d: (load_of(d) - load_of(own)).abs().item())
+            nearest_first = sorted([d for d in drawn if d != own],
+                                   key=lambda d: (load_of(d) - load_of(own)).abs().item())
             drawn = [nearest_first[int(torch.randint(min(near, len(nearest_first)), (1,), generator=g))]]
         out, at = out + [f"L{l}.E{e}" for e in sorted(drawn[0])], at + E
     return tuple(out)
 
-def _random_sets(n:int, experts:dict, share:float, g:torch.Generator, like:tuple=None, load:torch.Tensor=None, but:tuple=()) -> list:
+# %% ../../nbs/09_opened/20_removal.ipynb #8aad37f4
+def _random_sets(n:int, experts:dict, share:float, g:torch.Generator, like:tuple=None, load:torch.Tensor=None,
+                 but:tuple=()) -> list:
     "n different random sets, none of them `but`. ValueError where experts are too few for so many."
     found = {}
     for i in range(200 * n):
@@ -87,6 +95,7 @@ def _random_sets(n:int, experts:dict, share:float, g:torch.Generator, like:tuple
         if len(found) == n: return [*found]
     refuse("draws", f"up to {len(found)} different sets of so few experts", n, len(found), f"draws={len(found)}")
 
+# %% ../../nbs/09_opened/20_removal.ipynb #83a28ab4
 @contextmanager
 def _without_experts(s:LanguageModel, gone:Sequence):
     "Within it no router of the model may choose the experts `gone`, `L0.E1` …, nor has their scores in any weight."
@@ -101,6 +110,7 @@ def _without_experts(s:LanguageModel, gone:Sequence):
     try: yield
     finally: [h.remove() for h in handles]
 
+# %% ../../nbs/09_opened/20_removal.ipynb #06a296f7
 @torch.no_grad()
 def _losses(s:LanguageModel, groups:Iterable, gone:tuple=()) -> torch.Tensor:
     "The mean loss of each window in nats without the experts `gone`."
@@ -127,10 +137,13 @@ def _stability(sums:torch.Tensor, experts:dict, share:float, name:str, draws:int
     return [rows(v, range(len(v)), condition=name, site=kind, stratum=part, metric="jaccard")
             for (kind, part), v in by.items()]
 
+# %% ../../nbs/09_opened/20_removal.ipynb #e9996280
 def _effects_of(s:LanguageModel, found:pd.DataFrame, names:Sequence) -> torch.Tensor:
-    "The effect of each of the experts `names` from rows of `audit`. ValueError for another model's, two edits, or a lack."
+    """The effect of each of the experts `names` from rows of `audit`. ValueError for another model's, two edits, or a
+    lack."""
     own = _of_model(s, found, "effects")
-    own = own[own["metric"].eq("effect") & own["unit"].eq("") & own["stratum"].eq("all") & own["site"].isin(names)].dropna(subset="value")
+    own = own[own["metric"].eq("effect") & own["unit"].eq("")
+              & own["stratum"].eq("all") & own["site"].isin(names)].dropna(subset="value")
     if len(edits := own["edit"].unique()) > 1:
         refuse("effects", "rows of one edit", ", ".join(edits), edits[0], f'effects[effects["edit"] == "{edits[0]}"]')
     if missing := [n for n in names if n not in {*own["site"]}]:
@@ -140,8 +153,10 @@ def _effects_of(s:LanguageModel, found:pd.DataFrame, names:Sequence) -> torch.Te
 def _of_model(s:LanguageModel, found:pd.DataFrame, what:str) -> pd.DataFrame:
     "Those of rows that a model has; ValueError for none."
     if len(own := found[found["condition"] == s.name]): return own
-    refuse(what, f"rows of {s.name}", ", ".join(map(str, found["condition"].unique()[:3])) or "none", fix="rows of this model")
+    refuse(what, f"rows of {s.name}", ", ".join(map(str, found["condition"].unique()[:3])) or "none",
+           fix="rows of this model")
 
+# %% ../../nbs/09_opened/20_removal.ipynb #5561dafa
 def removal(
     s:LanguageModel,  # a mixture of experts, as `open_model` gives it
     text:str|Path,  # a text file
@@ -172,7 +187,8 @@ def removal(
     if effect is not None: score["effect"] = effect
     held, load, sets = every[1::2], score["load"], {}
     for kind, v in score.items(): sets[kind, "", "all"] = _lowest(v, experts, share)
-    asked = {("random", "same size"): (None, [*sets.values()])} | {(kind, "same load"): (own, [own]) for (kind, *_), own in sets.items()}
+    asked = {("random", "same size"): (None, [*sets.values()])} | {
+        (kind, "same load"): (own, [own]) for (kind, *_), own in sets.items()}
     for what, (like, but) in asked.items():
         each = _random_sets(draws, experts, share, g, like, load, but)
         sets |= {(*what, f"draw {i}"): one for i, one in enumerate(each)}

@@ -58,6 +58,7 @@ def _leave_out(x:torch.Tensor, barred:torch.Tensor):
     out[:len(barred)][barred] = -1e4
     return out.view_as(x)
 
+# %% ../../nbs/09_opened/05_router_pass.ipynb #08b2bf13
 def route_again(gate:torch.nn.Module, args:tuple, kwargs:dict, E:int, scores:torch.Tensor=None) -> RouterPass:
     """A router with E experts once more on what it was called with; with other `scores` (tokens, E), by its own rule:
     -inf bars an expert. `out` is what it gives: logits, weights, indices. ValueError for no numbers, a router without a
@@ -105,6 +106,7 @@ def nearly_equal(a:torch.Tensor, b:torch.Tensor):
     size = b.abs().float()
     return bool(((a - b).abs() <= slack * (size + size.mean(-1, keepdim=True)).clamp(min=1e-6)).all())
 
+# %% ../../nbs/09_opened/05_router_pass.ipynb #e52d6bfd
 def probabilities(own:RouterPass):
     """What a router's weights are made of, (tokens, E): something that it made of its scores, or their softmax or
     sigmoid, that is nowhere negative and to which each token's weights are proportional; None if there is nothing. What

@@ -92,6 +92,7 @@ def places_of(real:torch.Tensor):
     "Positions (b, t) of tokens of which some are `real` (b, t) and the others padding: each window's first one is 0."
     return real.cumsum(1) - 1
 
+# %% ../../nbs/09_opened/09_routing_edits.ipynb #9940ea55
 def limit_edits(s:Subject, made:dict, limit:At) -> dict:
     "`made` (site → edit) with an effect at the tokens of `limit` alone; `s.places` says where a pass stands."
     out = {}
@@ -172,8 +173,9 @@ def _is_choice(chosen:torch.Tensor, out:Sequence, at) -> bool:
     if chosen is None or chosen.numel() != i.numel(): return False
     return bool(((chosen.reshape(i.shape).sort(-1)[0] == i.sort(-1)[0]).all(-1) | (w == 0).any(-1)).all())
 
-def _choose_again(gate:torch.nn.Module, args:tuple, kwargs:dict, out:Sequence, E:int, site:str, barred:torch.Tensor=None,
-                 given:torch.Tensor=None, k:int=None):
+# %% ../../nbs/09_opened/09_routing_edits.ipynb #351ca4b9
+def _choose_again(gate:torch.nn.Module, args:tuple, kwargs:dict, out:Sequence, E:int, site:str,
+                  barred:torch.Tensor=None, given:torch.Tensor=None, k:int=None):
     """Weights (tokens, E + 4) that a router gives, by its own rule, to other experts than in `out`, which it gave;
     (tokens,) where its groups would not have allowed that; and all that it returns. ValueError for one that does not
     choose by a top-k, or counts on its own k."""
@@ -223,6 +225,7 @@ class RouteStep:
     given: object = None
     limit: At = None
 
+# %% ../../nbs/09_opened/09_routing_edits.ipynb #7205b4db
 @dataclass(frozen=True)
 class RouteEdit:
     "What a router is told, step by step."
@@ -254,6 +257,7 @@ def route_edit(site:str, how, E:int) -> RouteEdit:
     if len(barred) < E: return RouteEdit((RouteStep(tuple(sorted(barred)), word == "only"),))
     refuse(site, "an expert that may work", how, fix="bar fewer")
 
+# %% ../../nbs/09_opened/09_routing_edits.ipynb #9531c853
 def replay(routes:dict) -> dict:
     "Edits for recorded `routes` (layer → tensor). Weights are what the routers give to these experts now."
     return {f"L{l}.routes": r for l, r in routes.items()}
@@ -285,6 +289,7 @@ def _take_step(step:RouteStep, s:Subject, site:str, ask:Callable, own:torch.Tens
     if left < k: new = new * (own.sum(1) / new.sum(1).clamp(min=tiny))[:, None]    # in sum what the token had
     return torch.where(on[:, None], new, own), barred, on
 
+# %% ../../nbs/09_opened/09_routing_edits.ipynb #253eeaf0
 def _tell_router(s:Subject, site:str, edit:RouteEdit, E:int, gate:torch.nn.Module, args:tuple, kwargs:dict,
                 out:Sequence):
     "A forward hook: what a router returns, with the choice that `edit` makes; `s.moved` counts tokens with others."
@@ -329,6 +334,7 @@ def routers_told(s:Subject, edits:dict):
     finally:
         for h in handles: h.remove()
 
+# %% ../../nbs/09_opened/09_routing_edits.ipynb #40a589c8
 def routes_apart(edits:dict):
     "(edits of routes, the others) of `edits`; ValueError for the routes and the logits of one router."
     told = {site: how for site, how in edits.items() if site.endswith(".routes")}

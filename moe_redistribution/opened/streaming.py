@@ -39,6 +39,7 @@ def byte_tokens(
 
 byte_tokens.decode = lambda ids: bytes(i for i in ids if i < 256).decode(errors="replace")
 
+# %% ../../nbs/09_opened/14_streaming.ipynb #edd37adc
 def tokenizer_of(model:str|Path, d_vocab:int, special:bool=False):
     """A function from text to a list of token numbers: that of a folder or name on the hub, or bytes if model is None.
     With `special` its `begin` are the tokens that the tokenizer puts before a text, and every window begins so."""
@@ -85,6 +86,7 @@ def _text_pieces(f):
         yield more
     if rest: yield rest
 
+# %% ../../nbs/09_opened/14_streaming.ipynb #072a4b87
 def text_windows(path:str|Path, tokenize:Callable, context:int, tokens:int=None):
     """Windows (context + 1,) of int64 tokens of a text file, one by one, up to about `tokens` in all. Each begins with
     the last token of the one before, or with the tokens `tokenize.begin`. ValueError for no file, or one that is too
@@ -125,6 +127,7 @@ def windows_digest(windows:Iterable) -> str:
     for w in windows: h.update(str(tuple(w.shape)).encode() + w.cpu().numpy().tobytes())
     return h.hexdigest()
 
+# %% ../../nbs/09_opened/14_streaming.ipynb #46132c7d
 def kept_so_far(path:str|Path, key:str):
     "(tensors, info) that a run with this key left, or None."
     try: tensors, info = unseal(path)
@@ -148,8 +151,8 @@ def _sent_elsewhere(s:LanguageModel, tokens:torch.Tensor) -> float:
 
 # %% ../../nbs/09_opened/14_streaming.ipynb #a13bf5c8
 def windows_asked(s:LanguageModel, text:str|Path, tokenize:Callable, context:int, batch:int, tokens:int):
-    """A function that gives the windows of a text, but those that ask for padding alone; all that is wrong with what was
-    asked is said first."""
+    """A function that gives the windows of a text, but those that ask for padding alone; all that is wrong with what
+    was asked is said first."""
     for what, n in (("context", context), ("batch", batch), ("tokens", 1 if tokens is None else tokens)):
         if n < 1: refuse(what, "a number above 0", n, 1, f"--{what} 512")
     every = lambda: text_windows(text, tokenize, context, tokens)
@@ -182,7 +185,8 @@ def text_scores(s:LanguageModel, text:str|Path, tokenize:Callable, context:int=5
     if part and i > done: keep(i)
     first = next(in_groups(windows(), batch))[:, :-1]
     return tidy([total.rows([0], condition=s.name, edit=by),
-                 rows([_sent_elsewhere(s, first)], [0], condition=s.name, metric="elsewhere", n_examples=first.numel())])
+                 rows([_sent_elsewhere(s, first)], [0], condition=s.name, metric="elsewhere",
+                      n_examples=first.numel())])
 
 # %% ../../nbs/09_opened/14_streaming.ipynb #e1e79edf
 def site_means(s:LanguageModel, groups:Iterable, names:Sequence[str]) -> dict:
@@ -226,7 +230,8 @@ def text_loss(s:LanguageModel, groups:Iterable, edits:dict=None) -> dict:
 UNITS = ("sites", "heads", "experts")
 
 def units_of(s:LanguageModel, kinds:Sequence[str]=("sites",)) -> list:
-    "Attention and FFN outputs of every layer, heads, experts, or names as they are: sets, also over layers, and `L*.` are one each."
+    """Attention and FFN outputs of every layer, heads, experts, or names as they are: sets, also over layers, and
+    `L*.` are one each."""
     every = {"sites": [n for n in s.sites if n.endswith(("attn_out", "ffn_out", "shared_out"))],
              "heads": [u for u in s.units if ".H" in u], "experts": [u for u in s.units if ".E" in u]}
     names = [*(k for k, v in every.items() if v), *s.sites, *s.units]
@@ -235,6 +240,7 @@ def units_of(s:LanguageModel, kinds:Sequence[str]=("sites",)) -> list:
         else: choose("unit", k, names)
     return list(dict.fromkeys(u for k in kinds for u in every.get(k, [k])))
 
+# %% ../../nbs/09_opened/14_streaming.ipynb #77fc7f04
 def _text_edits(s:LanguageModel, unit:str, how, means:dict) -> dict:
     "The edits of an ablation of a unit, of which a mean is that of `means`, at some tokens too."
     limit = limit_of(how)
@@ -249,6 +255,7 @@ def _check_edits(s, todo, context):
         combine_edits(s, {u: e if u.endswith(".routes") else e.replace("mean", "zero")})
         if limit := limit_of(e): limit.check(context)
 
+# %% ../../nbs/09_opened/14_streaming.ipynb #cfeb545a
 def text_ablation(s:LanguageModel, text, tokenize, context=512, batch=8, tokens=None, units=("sites",),
                   edits=("zero", "mean"), part=None, say=None) -> pd.DataFrame:
     """Rows of loss and accuracy over a text file: the model as it is, and every unit under every edit (zero, mean,

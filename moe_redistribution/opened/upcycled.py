@@ -37,6 +37,7 @@ def _mixture_weights(model:torch.nn.Module, E:int, seed:int=0) -> dict:
         own[p + "gate.weight"] = (torch.randn(E, gate.shape[1], generator=g) / gate.shape[1] ** .5).to(gate)
     return own
 
+# %% ../../nbs/09_opened/02_upcycled.ipynb #f60cb20f
 def upcycled_model(model:torch.nn.Module, E:int=4, k:int=2, seed:int=0):
     """A dense transformers model as a mixture of `E` equal experts, `k` of them a token, with random routers: a new
     model, with the same logits up to rounding. ValueError for a family without such a mixture, for weights that it has

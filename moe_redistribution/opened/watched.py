@@ -59,6 +59,7 @@ def _own_eager(module:torch.nn.Module):
     for c in type(module).__mro__:
         if (f := getattr(sys.modules[c.__module__], "eager_attention_forward", None)) is not None: return f
 
+# %% ../../nbs/09_opened/04_watched.ipynb #e1a96ce4
 def _attention_watched(module:torch.nn.Module, q:torch.Tensor, k:torch.Tensor, v:torch.Tensor,
                       attention_mask:torch.Tensor=None, **kwargs):
     "Eager attention, or the gated one; the pass that is under way sees pattern (1, b, h, i, j) and v (1, b, t, h, d)."
@@ -100,7 +101,7 @@ def under(model:torch.nn.Module, experts:str=None, attention:str=None):
         if experts is not None: model.set_experts_implementation(experts)
         if attention is not None: model.set_attn_implementation(attention)
         for c, _ in before:
-            if type(c) is text: _tell(c, new)                                     # a copied part has a config of its own
+            if type(c) is text: _tell(c, new)                           # a copied part has a config of its own
         yield
     finally:
         for m, training in modes: m.training = training
@@ -129,6 +130,7 @@ def check_here(model:torch.nn.Module):
         refuse("model", "weights with numbers", f"{away[0]} on the device meta",
                fix="from_pretrained, or to_empty and weights")
 
+# %% ../../nbs/09_opened/04_watched.ipynb #2c647302
 def base_of(model:torch.nn.Module):
     "The transformers model that an adapter hangs in. ValueError for one that puts prompts before the tokens."
     if not hasattr(model, "get_base_model"): return model
@@ -136,6 +138,7 @@ def base_of(model:torch.nn.Module):
         refuse("model", "adapters within its modules", "prompts before its tokens", fix="a model with LoRA or its kin")
     return model.get_base_model()
 
+# %% ../../nbs/09_opened/04_watched.ipynb #13cff98e
 def device_of(model:torch.nn.Module):
     "Where a model takes its tokens: its embedding's device, also of one that is spread over devices or disks."
     table = model.get_input_embeddings()
@@ -151,6 +154,7 @@ def of_others(model:torch.nn.Module, kind:str="experts"):
     home = getattr(known[name], "__module__", "") or ""
     return None if home.partition(".")[0] in ("transformers", "functools", __name__.partition(".")[0]) else name
 
+# %% ../../nbs/09_opened/04_watched.ipynb #e280f4e8
 def check_experts(model:torch.nn.Module):
     "ValueError for experts by a function of others."
     if (name := of_others(model)) is None: return

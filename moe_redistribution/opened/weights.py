@@ -25,21 +25,29 @@ _ZOO = Path(moe_redistribution.__file__).resolve().parents[1] / "checkpoints/zoo
 ZOO_TEXT = "text.txt"
 
 def zoo_text(name:str) -> Path:
-    "The text that the zoo of a model `zoo:ARM/SEED` brings, a window a line. ValueError as `zoo_folder`, and for a zoo without."
+    """The text that the zoo of a model `zoo:ARM/SEED` brings, a window a line. ValueError as `zoo_folder`, and for a
+    zoo without."""
     folder = zoo_folder(name)
     text = folder.parents[len(name.removeprefix("zoo:").split("/")) - 1] / ZOO_TEXT
-    return text if text.is_file() else refuse(f"zoo of {name}", f"its {ZOO_TEXT}", "none", fix="moe-redistribution zoo, or --text FILE")
+    return text if text.is_file() else refuse(
+        f"zoo of {name}", f"its {ZOO_TEXT}", "none", fix="moe-redistribution zoo, or --text FILE")
 
+# %% ../../nbs/09_opened/01_weights.ipynb #b6d6a6d8
 def zoo_folder(name:str) -> Path:
-    """Where a model of the matched zoo lies: where `moe-redistribution zoo` puts it by default, or in the clone. What is
-    kept of one training comes from one place. ValueError for no such model, and for other bytes than its sums say."""
+    """Where a model of the matched zoo lies: where `moe-redistribution zoo` puts it by default, or in the clone. What
+    is kept of one training comes from one place. ValueError for no such model, and for other bytes than its sums
+    say."""
     own, roots = name.removeprefix("zoo:"), (home() / "zoo", _ZOO)
     shaped = re.fullmatch(r"(\w+/\d+)(/checkpoint-\d+)?", own)
     root = shaped and next((r for r in roots if (r / shaped[1] / "config.json").is_file()), None)
     if root is None or not (root / own / "config.json").is_file():
-        each = [f.parent.relative_to(r).as_posix() for r in roots for form in ("*/*", "*/*/*") for f in r.glob(f"{form}/config.json")]
+        each = [f.parent.relative_to(r).as_posix()
+                for r in roots
+                for form in ("*/*", "*/*/*")
+                for f in r.glob(f"{form}/config.json")]
         known = sorted(f"zoo:{n}" for n in {*each} if re.fullmatch(r"\w+/\d+(/checkpoint-\d+)?", n))
-        refuse("model", "a model of the zoo", f"{name}; {nearest(name, known)}" if known else f"{name}, and there is no zoo here",
+        refuse("model", "a model of the zoo",
+               f"{name}; {nearest(name, known)}" if known else f"{name}, and there is no zoo here",
                fix="moe-redistribution zoo")
     sums = root / "SHA256SUMS"
     said = {n: d for d, _, n in (x.partition("  ") for x in sums.read_text().splitlines())} if sums.is_file() else {}
@@ -49,15 +57,17 @@ def zoo_folder(name:str) -> Path:
                    fix="moe-redistribution zoo --out zoo2")
     return _model_folder(root / own)
 
+# %% ../../nbs/09_opened/01_weights.ipynb #18a1b365
 def model_name(model:str|Path) -> str:
-    """What a model is called in rows and files: the name of its folder. A number or a checkpoint, as `1` or `checkpoint-200`,
-    has the folders around it before it: `zoo-mixture-1`, `run2-checkpoint-200`."""
+    """What a model is called in rows and files: the name of its folder. A number or a checkpoint, as `1` or
+    `checkpoint-200`, has the folders around it before it: `zoo-mixture-1`, `run2-checkpoint-200`."""
     own = Path(str(model).replace("zoo:", "zoo/", 1) if str(model).startswith("zoo:") else model)
     parts = [p for p in (own if own.name not in ("", "..") else own.resolve()).parts if p != own.anchor] or ["model"]
     at = 0 if str(model).startswith("zoo:") else len(parts) - 1
     while at and re.fullmatch(r"((checkpoint|step|epoch|iter|global_step)[-_]?)?\d+", parts[at]): at -= 1
     return "-".join(parts[at:])
 
+# %% ../../nbs/09_opened/01_weights.ipynb #8a24424b
 LARGEST = 1 << 28                                                              # bytes of a file that is parsed whole
 
 def _model_folder(model:str|Path) -> Path:
@@ -98,6 +108,7 @@ def _weights_in(folder:Path) -> list:
         with safe_open(folder / file, "pt") as f: held += [(n, f.get_slice(n).get_dtype()) for n in f.keys()]
     return held, told and [*told]
 
+# %% ../../nbs/09_opened/01_weights.ipynb #65fae184
 def _check_files(name:str, held:Sequence, told, quantised:bool):
     "ValueError for what `_weights_in` found if it is not one model's; `quantised`: does its config say so?"
     names, fix = [n for n, _ in held], "the files as they were published"
@@ -127,7 +138,8 @@ def _check_config(name:str, config:object, held:Sequence):
     for n in SIZES if windows else [n for n in SIZES if n != "sliding_window"]:            # 0 where it is not used
         for v in [getattr(c, n, None) for c in (own.per_layer_config if n in apart else [own])]:
             if isinstance(v, (int, float)) and v < 1: refuse(f"model {name}", f"{n} of 1 or more", v, fix=fix)
-    for part in (config, *(getattr(config, k, None) for k in config.sub_configs)):    # no name on the hub, of native code
+    # no name on the hub, of native code
+    for part in (config, *(getattr(config, k, None) for k in config.sub_configs)):
         for kind in ("attn", "experts"):
             if "/" in str(named := getattr(part, f"_{kind}_implementation", None)):
                 refuse(f"model {name}", f"_{kind}_implementation of transformers' own, as eager", named, "eager",
@@ -201,8 +213,8 @@ def _check_class(name:str, model:torch.nn.Module, config:object):
 # %% ../../nbs/09_opened/01_weights.ipynb #baac464f
 @torch.no_grad()
 def _check_runs(name:str, model:torch.nn.Module):
-    """ValueError if a model fails on two tokens, or a module of it or its logits say what is no number: a fast attention
-    makes zeros of scores that are nan."""
+    """ValueError if a model fails on two tokens, or a module of it or its logits say what is no number: a fast
+    attention makes zeros of scores that are nan."""
     first = []
     def heard(n, out):
         own = out[0] if isinstance(out, tuple) else out
@@ -215,6 +227,7 @@ def _check_runs(name:str, model:torch.nn.Module):
         refuse(f"model {name}", "finite activations", f"nan or infinity, first at {(first or ['the logits'])[0]}",
                fix="the config.json that belongs to these files")
 
+# %% ../../nbs/09_opened/01_weights.ipynb #158e8b3e
 def _check_tables(name:str, model:torch.nn.Module, held:Sequence):
     "ValueError for whole numbers among the weights `held` in files that are none in the model, as a hash table's are."
     tables = {n.rpartition(".")[2] for n, w in model.state_dict().items() if not w.is_floating_point()}
@@ -222,6 +235,7 @@ def _check_tables(name:str, model:torch.nn.Module, held:Sequence):
         refuse(f"model {name}", "floating-point weights, or a quantization_config", f"{n} of I64",
                fix="the files as they were published")
 
+# %% ../../nbs/09_opened/01_weights.ipynb #79277534
 def _check_weights(name:str, model:torch.nn.Module):
     "ValueError if a weight of a model is nan or infinite."
     for n, w in model.named_parameters():
@@ -250,6 +264,7 @@ def _hole_in(w:torch.Tensor, whole:int):
         while end < len(flat) and zero(flat[end]): end += 1
         if end - begin >= HOLE and (begin % whole or end % whole): return begin, end - begin
 
+# %% ../../nbs/09_opened/01_weights.ipynb #08d97c4f
 def _say_if_holes(name:str, model:torch.nn.Module):
     """Warns of a run of zeros in a matrix, as a broken download leaves: of no whole matrix, an expert's among them, and
     of no whole rows of an embedding, which may be meant."""
@@ -259,8 +274,8 @@ def _say_if_holes(name:str, model:torch.nn.Module):
         # experts lie in one tensor, two matrices of each side by side
         whole = w[0].numel() // 2 if w.ndim > 2 else w.shape[1] if any(w is e for e in ends) else w.numel()
         if not (found := _hole_in(w, whole)): continue
-        warnings.warn(f"model {name}: expected weights without holes; got {found[1]:,} zeros in a row in {n}, from number"
-                      f" {found[0]:,} on; fix: the files as they were published, where a download broke")
+        warnings.warn(f"model {name}: expected weights without holes; got {found[1]:,} zeros in a row in {n}, "
+                      f"from number {found[0]:,} on; fix: the files as they were published, where a download broke")
 
 # %% ../../nbs/09_opened/01_weights.ipynb #be4c1e04
 def check_tokens_of(model:torch.nn.Module, tokens:torch.Tensor):
@@ -298,6 +313,7 @@ def file_digest(path:str|Path) -> str:
     of = Path(path).stat()
     return _sha256(str(path), of.st_size, of.st_mtime_ns)
 
+# %% ../../nbs/09_opened/01_weights.ipynb #42566430
 def weights_digest(model:torch.nn.Module) -> str:
     """A hash of a transformers model: its config, and every weight and buffer by name, type, shape and bytes. Weights
     that are not in memory count by the files that they come from."""

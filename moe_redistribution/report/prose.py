@@ -15,14 +15,16 @@ from .values import registered
 
 # %% ../../nbs/07_report/07_prose.ipynb #834fc72b
 def in_short(*lines) -> Passage:
-    """The passage that opens a page: three or four findings, each with its reason, as bullets. ValueError for another number."""
+    """The passage that opens a page: three or four findings, each with its reason, as bullets. ValueError for another
+    number."""
     if not 3 <= len(lines) <= 4: refuse("in short", "three or four lines", len(lines), fix="say what matters most")
     return Passage(typeset("**In short**\n\n" + "\n".join(f"- {' '.join(line.split())}" for line in lines)))
 
 
 # %% ../../nbs/07_report/07_prose.ipynb #52709733
 def prose(*paragraphs) -> Passage:
-    "A passage that a notebook shows: one text of several paragraphs, or lines of one; an empty line starts a paragraph."
+    """A passage that a notebook shows: one text of several paragraphs, or lines of one; an empty line starts a
+    paragraph."""
     return Passage(typeset("\n".join(paragraphs)))
 
 
@@ -57,5 +59,6 @@ def margin_text(c, scale:float=1, unit:str="") -> str:
     return f"less than {scale * c.margin:,g}{' ' * bool(unit)}{unit}" if c.margin > 0 else "nothing"
 
 def verdict_link(c, root:str="../../", word:str=None) -> str:
-    "`verdict_words`, the verdict or `word` as a link to the claim's line in the ledger; `root`: of nbs/, from the page."
+    """`verdict_words`, the verdict or `word` as a link to the claim's line in the ledger; `root`: of nbs/, from the
+    page."""
     return verdict_words(c, f"[{word or labelled(verdict_text(c))}]({root}../results/ledger.md#{c.key})")

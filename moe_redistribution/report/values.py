@@ -93,9 +93,11 @@ def because(
     counts:float,  # a smaller difference does not count
     spec:str="+ points",  # how a difference is written
 ) -> str:
-    """`says` with what bears it: what both do, what the cause does alone, and what the thing does alone, beside neither.
+    """`says` with what bears it: what both do, what the cause does alone, and what the thing does alone, beside
+    neither.
 
-    ValueError unless both and the cause alone lie beyond what counts on one side, and the thing alone lies within it."""
+    ValueError unless both and the cause alone lie beyond what counts on one side, and the thing alone lies within
+    it."""
     lacks = {"neither", "both", "cause", "thing"} - {*arms}
     if lacks:
         refuse(f"because {says!r}", "the arms neither, both, cause and thing", f"none for {', '.join(sorted(lacks))}",
@@ -111,8 +113,8 @@ def because(
 
 # %% ../../nbs/07_report/03_values.ipynb #87ca0006
 def doubling(dose:Mapping, effect:Mapping) -> Interval:
-    """What a doubling of a dose does: over the arms of each seed where it was set, `dose` arm → number, and within arms,
-    over all seeds together, where it came out, arm → `Values`. `effect`: arm → `Values`."""
+    """What a doubling of a dose does: over the arms of each seed where it was set, `dose` arm → number, and within
+    arms, over all seeds together, where it came out, arm → `Values`. `effect`: arm → `Values`."""
     if any(isinstance(x, pd.Series) for x in dose.values()):
         both = [pd.DataFrame({"x": np.log2(dose[a]), "y": effect[a]}).dropna() for a in dose]
         x, y = np.concatenate([(b - b.mean()).to_numpy() for b in both]).T
@@ -130,9 +132,11 @@ def the_more(
     expects:str="+",  # the sign of the effect of a doubling, + or -
     spec:str="+ points",  # how a slope is written
 ) -> str:
-    """`says` with the slope that bears it, for a doubling of the dose; of a dose that came out, within and between arms.
+    """`says` with the slope that bears it, for a doubling of the dose; of a dose that came out, within and between
+    arms.
 
-    ValueError where the slope that decides, of a dose that came out the one within arms, has not that sign for sure."""
+    ValueError where the slope that decides, of a dose that came out the one within arms, has not that sign for
+    sure."""
     slope, came_out = doubling(dose, effect), any(isinstance(x, pd.Series) for x in dose.values())
     means = {a: Values(x).mean() if came_out else x for a, x in dose.items()}
     between = (np.polyfit(np.log2([*means.values()]), [effect[a].mean() for a in means], 1)[0]
