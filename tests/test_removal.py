@@ -12,7 +12,7 @@ from moe_redistribution.opened.audit import audit
 from moe_redistribution.opened.families import tiny_model
 from moe_redistribution.opened.opened import LanguageModel, open_model
 from moe_redistribution.opened.removal import (EXPERT_SCORES, keep_list, removal, _lowest, _random_set,
-                                                 _random_sets, _scores, _sums, _without_experts)
+                                                 _random_sets, _scores, _expert_sums, _without_experts)
 from moe_redistribution.opened.streaming import byte_tokens
 from moe_redistribution.record.cli import main
 
@@ -37,7 +37,7 @@ def test_a_masked_model_is_the_pruned_one_and_is_whole_again_afterwards(family, 
 
 def test_the_score_of_reap_is_the_mean_of_gate_times_norm_over_an_experts_tokens(s):
     tokens = torch.arange(1, 43).view(2, 21)
-    got = _scores(_sums(s, [tokens], [f"L1.E{e}" for e in range(8)])[0])["reap"]
+    got = _scores(_expert_sums(s, [tokens], [f"L1.E{e}" for e in range(8)])[0])["reap"]
     tr = trace(s, tokens[:, :-1], keep=["L1.gates", *(f"L1.E{e}" for e in range(8))])
     for e in range(8):
         g = tr["L1.gates"][..., e].flatten()

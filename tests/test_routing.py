@@ -14,7 +14,7 @@ from moe_redistribution.instruments.ablation import edits_for, derangement
 from moe_redistribution.models.condition import condition
 from moe_redistribution.models.population import forward, predict
 from moe_redistribution.models.planted import carry_by_experts, carry_by_ffn
-from moe_redistribution.instruments.rerouting import (_rerouted_answers, _cells, drops, gradient_norms,
+from moe_redistribution.instruments.rerouting import (_rerouted_answers, _position_token_codes, drops, gradient_norms,
                                                       permuted_experts,
                                                       routes_held, swapped_gates, tabled_gates, uniform_gates)
 from moe_redistribution.instruments.routing import (crosstab, explained_share, mutual_information, nmi, _redrawn_tables,
@@ -157,7 +157,7 @@ def test_routes_are_saturated_against_themselves(name):
 def test_edits_after_one_pass_are_edits_of_whole_passes(name):
     params = population(name)
     ways = [{}, permuted_experts([2, 0, 3, 1]), swapped_gates(derangement(1000)), uniform_gates(),
-            tabled_gates(_cells(ADD7), condition(name).top_k)]
+            tabled_gates(_position_token_codes(ADD7), condition(name).top_k)]
     ways += [edits_for(name, "E0", "zero"), edits_for(name, "E3", "mean")]
     got = _rerouted_answers(params, name, ways)
     for one, edits in zip(got, ways): assert torch.equal(one, predict(params, name, edits))
@@ -325,7 +325,7 @@ def test_an_expert_can_be_taken_away_while_routes_are_held(how):
     (lambda: _rerouted_answers(PLANTED, BY_EXPERTS, []), "one set of edits or more; got none"),
     (lambda: routes_held(PLANTED, BY_EXPERTS, {"router_probs": "mean"}),
      "leave the gates alone; got one of router_probs"),
-    (lambda: forward(PLANTED, ADD7.tokens, BY_EXPERTS, tabled_gates(_cells(ADD7))),
+    (lambda: forward(PLANTED, ADD7.tokens, BY_EXPERTS, tabled_gates(_position_token_codes(ADD7))),
      r"gates at \(1000, 5\).*got \(1000, 8\)")])
 def test_wrong_use_is_refused_with_the_reason(call, says):
     with pytest.raises(ValueError, match=says): call()

@@ -130,7 +130,7 @@ CASES = [
     (rerouting._rerouted_answers, lambda: of(C, each=[{}, {"gates": lambda g: g}]), SIZES | dict(edit=2)),
     (rerouting.drops, lambda: dict(right=rand(3, S, N, READ) > .5, t=T), SIZES | dict(edit=3)),
     (rerouting._dominant_expert, lambda: dict(table=ints(9, S, 5, E), label=2), dict(s=S, label=5, e=E)),
-    (rerouting._cells, lambda: dict(t=T), dict(n=N, read=READ)),
+    (rerouting._position_token_codes, lambda: dict(t=T), dict(n=N, read=READ)),
     (rerouting.routes_held, lambda: of(C, edits=EDIT), SIZES),
     (rerouting.gradient_norms, lambda: of(C, tokens=TOKENS, targets=TARGETS), dict(s=S, b=5)),
     (more_routers.dealt_out, lambda: dict(n=9, E=4, k=2, g=torch.Generator().manual_seed(1)), dict(n=9, k=2)),

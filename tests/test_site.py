@@ -538,7 +538,7 @@ READS = {"table_files.py _manifest": "`manifest` has looked", "recorded_claims.p
          "versions.py _rows_then": "a version in git", "versions.py _held": "the same",
          "some_answers.py _contrasts": "a text that was made from `as_committed`",
          "registrations.py _cells": "versions in git, or `as_committed`"}
-ONE_WRITER = {"files.py csv_lines": "twelve digits", "properties.py _told": "a text that is compared"}
+ONE_WRITER = {"files.py csv_lines": "twelve digits", "properties.py _rows_text": "a text that is compared"}
 LIBRARIES = {"torch", "np", "numpy", "plt", "pickle"}
 
 def found_in_code(is_one):

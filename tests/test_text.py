@@ -6,7 +6,7 @@ import types
 import pytest
 import torch
 
-from moe_redistribution.language.text import (GET, LET, SAY, Planted, as_text, generator_of, hub, load_text, _side_by_side, _windows)
+from moe_redistribution.language.text import (GET, LET, SAY, Planted, as_text, generator_of, hub, load_text, _windows_once, _windows)
 
 TINY = Planted(n_keys=2, n_values=2, n_words=2, successors=2, window=4, p_let=.5, p_get=.2, run=2.)
 FULL = Planted()
@@ -69,7 +69,7 @@ def test_no_window_of_the_training_part_reaches_what_is_kept_back():
     assert len(text.training) == 360 and torch.equal(torch.cat([text.training, text.kept_back]), text.tokens)
     starts = {tuple(w.tolist()) for w in _windows(torch.arange(20), 18, 200, 0, 0)}
     assert starts == {tuple(range(19)), tuple(range(1, 20))}           # both places there are, and no other
-    assert torch.equal(_side_by_side(torch.arange(10), 3)[:, 1:].flatten(), torch.arange(1, 10))
+    assert torch.equal(_windows_once(torch.arange(10), 3)[:, 1:].flatten(), torch.arange(1, 10))
 
 def test_a_text_of_the_hub_asks_for_its_package_and_joins_its_rows(monkeypatch):
     monkeypatch.setitem(sys.modules, "datasets", None)

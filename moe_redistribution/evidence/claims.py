@@ -89,7 +89,7 @@ _PICKS = [f for f in Reading._fields if f not in ("unit", "seeds")]
 
 def _who(seeds): return ", ".join(map(str, seeds[:6])) + f" and {len(seeds) - 6} more" * (len(seeds) > 6)
 
-def _cell(rows, r, name, position, unit) -> dict:
+def _value_by_seed(rows, r, name, position, unit) -> dict:
     "Seed → value of a reading in one cell; nan for a failed seed."
     here, there = r._replace(condition=name, position=position, metric=r.metric.removeprefix(REST)), rows.columns
     want = {f: [getattr(here, f)] for f in _PICKS if f != "instrument" or f in there}
@@ -103,7 +103,7 @@ def _cell(rows, r, name, position, unit) -> dict:
     return {s: 1 - v for s, v in got.items()} if r.metric.startswith(REST) else got
 
 # %% ../../nbs/06_evidence/02_claims.ipynb #7b28ee43
-def _absent(r, name, seeds, there) -> list:
+def _why_absent(r, name, seeds, there) -> list:
     "Why the rows of `seeds` of a condition are not `there`, where it has some row, in sentences."
     unmeasured, untrained = [s for s in seeds if s in there], [s for s in seeds if s not in there]
     study, _, preset = name.partition("/")[0].partition(".")
@@ -115,7 +115,7 @@ def _absent(r, name, seeds, there) -> list:
     return parts + [f"not measured: {r.metric} of {name} at {r.rule}, {r.site} {r.edit}, "
                     f"seeds {_who(unmeasured)}"] * bool(unmeasured)
 
-def _failed(r, name, seeds) -> str:
+def _why_failed(r, name, seeds) -> str:
     how = ("never got there" if r.instrument == "runs" else "never learned the task" if r.rule == "learned"
            else "failed")
     return f"{len(seeds)} of {len(seed_list(r.seeds))} seeds {how} and left out: {name}, seeds {_who(seeds)}"
@@ -141,30 +141,30 @@ class Measured:
         "Places, among all, of the rows of a condition that have one of the given values in every named column."
         here = self._places.get(name, np.array([], int))
         for column, values in where.items():  # text is told apart once, and whole numbers after
-            codes, known = self.once(("coded", column), lambda column=column: _coded(self._rows[column]))
+            codes, known = self.once(("coded", column), lambda column=column: _places_of(self._rows[column]))
             wanted = [known[v] for v in values if v in known]
             here = here[codes[here] == wanted[0] if len(wanted) == 1 else np.isin(codes[here], wanted)]
         return here
     def read(self, reading) -> tuple:
         "Seeds × cells of a reading, nan where failed or missing, and sentences that say which those are."
-        return self.once(reading, lambda: _look(self, reading))
+        return self.once(reading, lambda: _read_anew(self, reading))
 
 # %% ../../nbs/06_evidence/02_claims.ipynb #79ff8aef
-def _coded(column):
+def _places_of(column):
     "The place of each value of a column among those that differ, and value → place."
     codes, values = pd.factorize(column.fillna("") if column.name == "unit" else column)
     return codes, {x: i for i, x in enumerate(values)}
 
 # %% ../../nbs/06_evidence/02_claims.ipynb #2a88f120
-def _look(rows, r) -> tuple:
+def _read_anew(rows, r) -> tuple:
     "What `Measured.read` gives, worked out."
     cells, notes, seeds = {}, [], seed_list(r.seeds)
     for cell in cells_of(r):
-        got = _cell(rows, r, *cell)
+        got = _value_by_seed(rows, r, *cell)
         cells[cell] = [got.get(s, np.nan) for s in seeds]
         if absent := [s for s in seeds if s not in got]:
-            notes += _absent(r, cell[0], absent, rows.runs(cell[0], r.stream))
-        if failed := [s for s, v in got.items() if v != v]: notes.append(_failed(r, cell[0], failed))
+            notes += _why_absent(r, cell[0], absent, rows.runs(cell[0], r.stream))
+        if failed := [s for s, v in got.items() if v != v]: notes.append(_why_failed(r, cell[0], failed))
     table = pd.DataFrame(dict(enumerate(cells.values())), seeds, dtype=float)
     return table.set_axis(pd.Index(list(cells), tupleize_cols=False), axis=1), list(dict.fromkeys(notes))
 

@@ -23,7 +23,7 @@ DESIGN_RULES = {"cannot reject": "its test could not reject with so many seeds i
                 "no unit": "it does not say what its n counts",
                 "no guess": "it does not say what a guess scores, so that nobody sees an endpoint that lies on it",
                 "two margins": "two readings of one measure count different differences"}
-def _lines(data=None):
+def _registered_lines(data=None):
     "Contrasts and statements that read runs, as they stand in `data`; everything is text but `n` and `margin`."
     def read(name):
         lines = study_lines(name, data)
@@ -82,7 +82,7 @@ def check_design(keys:Sequence=None, data:str|Path=None) -> pd.DataFrame:
 
     `keys`: only lines with these (table, key); families are counted over all lines. FileNotFoundError without a
     clone."""
-    said, bridge = _lines(data)
+    said, bridge = _registered_lines(data)
     found = [(r.table, r.key, r.protocol, rule, got, fix)
              for rule, check in _CHECKS.items() for r, got, fix in check(said, bridge)]
     out = pd.DataFrame(found, columns="table key protocol rule got fix".split())

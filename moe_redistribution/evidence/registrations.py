@@ -278,7 +278,7 @@ def registered_on(table:str, path:str|Path=None) -> pd.DataFrame:
 SEEN = ("other measures seen", "in part", "results seen")
 
 @lru_cache(maxsize=2)
-def _changes(path, changed):
+def _registered_changes(path, changed):
     every = _every_registration(path).query("table in ['statements', @SENTENCES] and amended > 0 and access in @SEEN")
     def often(own): return {1: "once", 2: "twice"}.get(n := own["date"].nunique(), f"{n} times")
     def what(own):
@@ -293,4 +293,4 @@ def changed_late(key:str, path:str|Path=None) -> str:
     """What is said beside the verdict of a claim whose control, reading or sentence was changed when rows of what it
     reads were there, and how often; empty for others, and where nothing is registered."""
     path = Path(path or DATA.parent / FILE)
-    return _changes(path, path.stat().st_mtime_ns).get(key, "") if path.is_file() else ""
+    return _registered_changes(path, path.stat().st_mtime_ns).get(key, "") if path.is_file() else ""

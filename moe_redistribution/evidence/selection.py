@@ -198,7 +198,7 @@ def rows_of_items(items:Sequence[str], root:str|Path=None) -> Iterator:
 
 # %% ../../nbs/06_evidence/07_selection.ipynb #35bedf77
 _PLACES = "position stream rule metric site edit stratum split".split()
-def _lines(readings) -> pd.DataFrame:
+def _lines_read(readings) -> pd.DataFrame:
     "A line for each instrument, condition and position that is read."
     lines = [(r.instrument, name, at, r.stream, r.rule, r.metric.removeprefix(REST), r.site, r.edit, r.stratum, r.split)
              for r in readings for name, at, _ in cells_of(r)]
@@ -208,7 +208,7 @@ def _lines(readings) -> pd.DataFrame:
 def rows_behind(readings, root:str|Path=None) -> pd.DataFrame:
     "Every recorded row that some readings name, with its instrument, and one row of each other run."
     found = [NO_ROWS.assign(instrument="")]
-    for instrument, lines in _lines(readings).groupby("instrument", sort=False):
+    for instrument, lines in _lines_read(readings).groupby("instrument", sort=False):
         whole = rows_of(instrument, list(lines["condition"].unique()), root=root, whose=EVERYBODY)
         there = dict(list(whole.groupby("condition", sort=False)))
         for name, want in lines.groupby("condition", sort=False):

@@ -25,7 +25,7 @@ class Unchecked(UserWarning): "Nobody has looked at it: there was no process of 
 
 _ELSE, _SILENT = [], 600.                              # seconds without an answer, after which a process counts as lost
 
-def _answer(work):
+def _answer_of_fork(work):
     "What a fork sends back: what work gave or None, what it raised or None, and its warnings."
     torch.set_num_threads(1)
     _ELSE[:] = [bytearray(64) for _ in range(os.getpid() % 997)]                     # other addresses, and so other ids
@@ -51,7 +51,7 @@ def apart(work:Callable) -> object:
     if not child:
         try:
             sys.stdout = sys.stderr = io.StringIO()
-            with os.fdopen(theirs, "wb") as f: f.write(_answer(work))
+            with os.fdopen(theirs, "wb") as f: f.write(_answer_of_fork(work))
         finally: os._exit(0)
     os.close(theirs)
     with open(ours, "rb") as f:
@@ -112,7 +112,7 @@ def same_rows(what:str, before:pd.DataFrame, again:pd.DataFrame, seeds:Sequence,
            "torch.Generator().manual_seed(seed)")
 
 # %% ../../nbs/11_guard/01_properties.ipynb #abb65ba3
-def _told(f):
+def _rows_text(f):
     "Rows as text but for what they are called, by which those of two things are compared bit for bit."
     about = sorted({*f} - {"condition", "metric", "n_examples", "unchecked"})
     return f[about].astype({"value": float}).astype(str).sort_values(about).to_csv(index=False)
@@ -121,11 +121,11 @@ def say_if_alike(of:str, each:dict):
     "Warns of two of some things, name → rows, or of all seeds of one, that have the same values, bit for bit."
     seen = {}
     for n, f in each.items():
-        seeds = {_told(x.assign(seed=0)) for _, x in f.groupby("seed")}
+        seeds = {_rows_text(x.assign(seed=0)) for _, x in f.groupby("seed")}
         if f["seed"].nunique() > 1 == len(seeds):
             warnings.warn(f"{of}: expected seeds of {n} that differ; got the same values for all; "
                           "fix: let its function use the seed, or none if none decides")
-        if (twin := seen.setdefault(_told(f), n)) != n:
+        if (twin := seen.setdefault(_rows_text(f), n)) != n:
             warnings.warn(f"{of}: expected values of its own for {n}; got those of {twin}, bit for bit; fix: ask for "
                           "what it is of, bind what a loop changes (def f(…, n=n)), or none if the two should agree")
 
@@ -147,14 +147,14 @@ def _spaces(n):
     return out | {k: sys.modules[k] for k in _TORCH if k in sys.modules}
 
 # %% ../../nbs/11_guard/01_properties.ipynb #22b2ec0d
-def _called(x): return getattr(x, "__name__", None)
+def _own_name(x): return getattr(x, "__name__", None)
 
 def _put_back(name, space, was):
     "Names of a module, a class or a table that stand for something else than they did, each after it is put back."
     held, put = (space, space.__setitem__) if isinstance(space, dict) else (vars(space), partial(setattr, space))
     for n, v in was.items():
         if (now := held.get(n)) is v or str(n).startswith("__"): continue
-        if name in _TORCH and (not callable(v) or _called(now) == _called(v) and not of_users(now)): continue
+        if name in _TORCH and (not callable(v) or _own_name(now) == _own_name(v) and not of_users(now)): continue
         put(n, v)
         yield f"{name}.{n} replaced"
     for n in [*held.keys() - was.keys()] if held is space else ():

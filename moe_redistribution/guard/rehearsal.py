@@ -26,11 +26,11 @@ from ..training.loop import (activations_of, draws_of, given_to, init_members, l
 from .properties import Unchecked, apart
 
 # %% ../../nbs/11_guard/03_rehearsal.ipynb #gc4dfb7f
-def _files(c): return " or ".join(dict.fromkeys(map(str, c.own)))
+def _files_of(c): return " or ".join(dict.fromkeys(map(str, c.own)))
 
 def _wrong(c, what, expected, got, fix, near=None):
     "Raises the message: what of a condition, and the file that wants mending."
-    refuse(f"{what} of {c.name}", expected, got, near, f"{fix} (in {_files(c) or 'the library'})")
+    refuse(f"{what} of {c.name}", expected, got, near, f"{fix} (in {_files_of(c) or 'the library'})")
 
 def _say(c, what, expected, got, fix):
     warnings.warn(f"{what} of {c.name}: expected {expected}; got {got}; fix: none if that is meant, else {fix}")
@@ -47,11 +47,11 @@ def _differs(a, b, i=0, j=0, exact=False):
 def _apart(c, work):
     "What work gives in a process of its own; an error of a user's code is said there, with its line."
     def told():
-        with worded_errors(c.name, "what can be trained", _files(c)): return work()
+        with worded_errors(c.name, "what can be trained", _files_of(c)): return work()
     return apart(told)
 
 # %% ../../nbs/11_guard/03_rehearsal.ipynb #ga91e20f
-def _examples(t, seed):
+def _eight_examples(t, seed):
     "Eight examples from all over a task, a seed's own: tokens (8, t) and targets (8, read)."
     at = (torch.arange(8) * max(1, len(t) // 8) + 3 * seed) % len(t)
     return t.tokens[at], t.targets[at]
@@ -64,7 +64,7 @@ def _try_step(c:Condition, seeds:Sequence[int]) -> dict:
     out = {f"initial {n}": x.clone() for n, x in params.items()}
     if c.routing.redraws: redraw_(members, none)
     if c.routed: out["routes of a step"] = params["W_router"].clone()
-    tokens, targets = map(torch.stack, zip(*(_examples(t, s) for s in seeds)))
+    tokens, targets = map(torch.stack, zip(*(_eight_examples(t, s) for s in seeds)))
     given = tokens.clone()
     out |= activations_of(params, tokens, c, draw)
     if not given.equal(tokens): _wrong(c, "tokens", "what they were", "changed ones", "write into a clone()")
@@ -154,7 +154,7 @@ def _a_little_on(members):
 def _check_sight(c:Condition):
     "ValueError if a position of a causal task sees what comes later."
     t, params = c.get_task(), _a_little_on(init_members(c, [1], "paired"))
-    tokens = _examples(t, 1)[0][None]
+    tokens = _eight_examples(t, 1)[0][None]
     said, first = forward(params, tokens, c), t.read[0] if c.routing.by_question else 0
     other = tokens.roll(1, 1).where(tokens.roll(1, 1) != tokens, (tokens + 1) % t.d_vocab)
     for cut in sorted({first + 1, t.n_ctx // 2, t.n_ctx - 1} & {*range(first + 1, t.n_ctx)} if t.causal else ()):
@@ -169,7 +169,7 @@ def _check_sight(c:Condition):
 def _check_examples(c:Condition):
     "ValueError unless an example has alone, at its read-outs alone and without a gradient what it has in a whole pass."
     t, params = c.get_task(), _a_little_on(init_members(c, [1], "paired"))
-    tokens, seen = _examples(t, 1)[0], {}
+    tokens, seen = _eight_examples(t, 1)[0], {}
     said, read = forward(params, tokens, c, sink=seen), forward(params, tokens, c, read_only=True)
     with torch.inference_mode(): measured = forward({n: x.clone() for n, x in params.items()}, tokens, c)
     if _differs(dict(x=said), dict(x=measured)):
@@ -195,7 +195,7 @@ def _check_examples(c:Condition):
 def _check_sites(c:Condition):
     """ValueError unless an FFN's `hidden` is what W_down gets, and what is put in its sites' place goes on, so that an
     edit of a site is one of the model; a warning if the activation that the name says is not used."""
-    p, tokens = _a_little_on(init_members(c, [1], "paired")), _examples(c.get_task(), 1)[0]
+    p, tokens = _a_little_on(init_members(c, [1], "paired")), _eight_examples(c.get_task(), 1)[0]
     sink, kept, other = {}, {}, "silu" if c.activation == "relu" else "relu"
     said = forward(p, tokens, c, sink=sink)
     if c.activation != "linear" and said.equal(forward(p, tokens, replace(c, activation=other))):
@@ -224,7 +224,7 @@ def _check_sites(c:Condition):
 # %% ../../nbs/11_guard/03_rehearsal.ipynb #gac8ffb9
 def _gates(c, sharper, turned=0):
     "Gates of every layer of a pass by two seeds, with routers so many times sharper, columns `turned` so far."
-    members, at, sink = init_members(c, [1, 2], "paired"), _examples(c.get_task(), 1)[0], {}
+    members, at, sink = init_members(c, [1, 2], "paired"), _eight_examples(c.get_task(), 1)[0], {}
     params = unflatten(members.w, c)
     params["W_router"].copy_(params["W_router"].mul(sharper).roll(turned, -1))
     forward(params, at, c, sink=sink)
@@ -266,7 +266,7 @@ def _check_learns(c:Condition, step:dict):
 # %% ../../nbs/11_guard/03_rehearsal.ipynb #4de5df61
 def _still(c) -> list:
     "Weights of an FFN and its router that should learn and that neither task nor balance loss would move."
-    members, (tokens, targets) = init_members(c, [1], "paired"), _examples(c.get_task(), 1)
+    members, (tokens, targets) = init_members(c, [1], "paired"), _eight_examples(c.get_task(), 1)
     params = {n: x.detach().requires_grad_() for n, x in _a_little_on(members).items()}
     own = ["W_router"] * (c.n_experts > 1 and not c.routing.after) + [n for n in c.variant.shapes(c) if n[0] == "W"]
     own = [n for n in own if n in learning_names(c, [0])]

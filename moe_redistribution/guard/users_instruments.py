@@ -33,7 +33,7 @@ def _company(params, c, seeds):
     yield {k: torch.cat([v[1:][-1:], v[:1], new[k].to(v)]) for k, v in params.items()}, others
 
 # %% ../../nbs/11_guard/04_users_instruments.ipynb #20ea6518
-def _moved(params, names=None, l=slice(None)):
+def _moved_weights(params, names=None, l=slice(None)):
     "Weights like some, with each entry of some of them, and of one layer `l` of these, a little off."
     g, out = torch.Generator().manual_seed(0), {k: v.clone() for k, v in params.items()}
     for k in names or out: out[k][:, l] += out[k].abs().mean() * torch.rand(out[k][:, l].shape, generator=g).to(out[k])
@@ -119,7 +119,7 @@ def _of_layers(got, call, params, t, c):
     plain = ~got[["unit", "site", "edit", "position", "metric"]].astype(str).agg(" ".join, axis=1).str.contains(_LAYER)
     for m in got[plain]["metric"].unique() if c.n_layers > 1 else ():
         def told(f): return f[(f["metric"] == m).to_numpy() & plain.to_numpy()]
-        others = [call(_moved(params, layer(params, 0), l), t) for l in range(c.n_layers)]
+        others = [call(_moved_weights(params, layer(params, 0), l), t) for l in range(c.n_layers)]
         still = [not other_value(told(got), told(x)) for x in others]
         if any(still) and not all(still):
             return (f"expected a {m} that goes with the weights of all {c.n_layers} layers; got the same with another "
@@ -150,7 +150,7 @@ def _check_properties(of, once, params, given, seeds, how):
         with mock.patch.dict(made_tasks, {twin.name: twin}): return once(p, given, seeds, how)
     try: got = call(few, t := _fewer(whole))
     except ValueError: got = call(few, t := whole)                            # of one that cannot do with fewer
-    if not other_value(got, new := call(moved := _moved(few), t)) and not got["metric"].str.endswith("seconds").all():
+    if not other_value(got, new := call(moved := _moved_weights(few), t)) and not got["metric"].str.endswith("seconds").all():
         warnings.warn(f"{of}: expected values that depend on the weights; got the same of other ones; fix: read what "
                       "is handed over, and keep nothing between calls, or none if it is a count that stays")
     elif said := other_value(apart(lambda: call(moved, t)), new):

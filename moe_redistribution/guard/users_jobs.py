@@ -51,7 +51,7 @@ def _check_key(job, asked):
                         f"none of {n}", fix="content=lambda arm, settings: [arm, settings]")
 
 # %% ../../nbs/11_guard/05_users_jobs.ipynb #e5c705e4
-def _begun(desk): return [*desk.path.parent.glob(f"{desk.path.stem}.*[te]")]                        # a state, a part
+def _states_beside(desk): return [*desk.path.parent.glob(f"{desk.path.stem}.*[te]")]                        # a state, a part
 
 def _once(job, desk):
     "Rows of a job, made once, or None if its time was over."
@@ -60,11 +60,11 @@ def _once(job, desk):
         try: found = job.study.run(job.arm, list(job.seeds), given, desk)
         except (OutOfTime, Timeout): return None
     _check_key(job, given.asked)
-    if found is not None or desk.watch.deadline is None and not _begun(desk): _check_job(job, found)  # no time was over
+    if found is not None or desk.watch.deadline is None and not _states_beside(desk): _check_job(job, found)  # no time was over
     return found
 
 # %% ../../nbs/11_guard/05_users_jobs.ipynb #e1960b92
-def _beside(job, desk, seeds):
+def _rows_of_other_seeds(job, desk, seeds):
     "Rows of a job for other seeds, made at a desk beside its own, in a process of its own."
     with tempfile.TemporaryDirectory() as place:
         beside = copy(desk)
@@ -85,7 +85,7 @@ def _check_company(of, job, desk, found, took) -> str:
     if cost > _LONG: return f"it would take {cost:.0f} s"
     if desk.watch.deadline and time.time() + cost > desk.watch.deadline: return "its time is over"
     for seeds in tries:
-        try: again = _beside(job, desk, seeds)
+        try: again = _rows_of_other_seeds(job, desk, seeds)
         except ValueError:
             if seeds == tries[-1]: raise
             continue                                                      # of a function that takes one seed alone
@@ -102,7 +102,7 @@ def rows_of_job(job:Job, desk:object):
     read, and `unchecked`, why its rows were not made again). ValueError where rows are not the job's, change with
     company or by chance, and for an error or a changed library."""
     run, of, began = job.study.run, f"study {job.study.name}, arm {job.arm}", time.monotonic()
-    begun = _begun(desk)
+    begun = _states_beside(desk)
     with reads(scratch=True) as read: found = _once(job, desk)
     info = {"read": read} if read else {}
     if found is None or begun: return found, info

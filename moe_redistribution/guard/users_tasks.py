@@ -22,7 +22,7 @@ SOURCES = {"drawn": "batches drawn with replacement from all inputs",
            "sampled": "sets of its own, made anew as training goes on"}
 
 def _rising(x, below): return isinstance(x, (tuple, list, range)) and [*x] == sorted({*x} & {*range(below)}) != []
-def _named(names, n): return not isinstance(names, str) and len(names) == n == len({*names})
+def _are_names(names, n): return not isinstance(names, str) and len(names) == n == len({*names})
 def _classes(x, t): return x.dtype == torch.int64 and x.shape == (len(t.tokens), len(t.read))
 def _entries(t): return {(*g,) for g in (t.scored, *t.groups)}
 def _scored(x, t): return x[:, list(t.scored)]
@@ -37,8 +37,8 @@ SAYS = (  # a field of a task, when it is right, and what is right
     ("groups", lambda t: all(_rising(g, len(t.read)) for g in t.groups), "tuples of entries of read, in order"),
     ("groups", lambda t: len({(g[0], g[-1]) for g in _entries(t)}) == len(_entries(t)),
      "groups with other ends, of which names are made"),
-    ("positions", lambda t: _named(t.positions, len(t.read)), "a name for each entry of read, all different"),
-    ("places", lambda t: _named(t.places, t.n_ctx), "{n_ctx} names, all different"),
+    ("positions", lambda t: _are_names(t.positions, len(t.read)), "a name for each entry of read, all different"),
+    ("places", lambda t: _are_names(t.places, t.n_ctx), "{n_ctx} names, all different"),
     ("vocab", lambda t: not isinstance(t.vocab, str) and len(t.vocab) == t.d_vocab, "{d_vocab} names"),
     ("tokens", lambda t: len(t.tokens) and t.tokens.dtype == torch.int64 and check_tokens(t.tokens, t) is not None,
      "examples (n, {n_ctx}) of whole numbers (int64: .long()) below {d_vocab}"),
@@ -47,7 +47,7 @@ SAYS = (  # a field of a task, when it is right, and what is right
     ("strata", lambda t: len(t.strata) == len(t.tokens) and ([*t.strata.index] == sorted(t.strata.index)
                                                              or {*t.strata.index} != {*range(len(t.tokens))}),
      "a row for each example, in their order (.sort_index())"),
-    ("by", lambda t: _named(t.by, len(t.by)) and all(_columns(t, by) for by in t.by),
+    ("by", lambda t: _are_names(t.by, len(t.by)) and all(_columns(t, by) for by in t.by),
      "a tuple of columns of strata, each once"),
     ("by", lambda t: not any(t.strata[c].isna().any() for by in t.by for c in _columns(t, by)),
      'columns without gaps (.fillna("none"))'),
@@ -68,9 +68,9 @@ SAYS = (  # a field of a task, when it is right, and what is right
     ("rules", lambda t: all(np.any(x) and not np.all(x) for x in t.rules.values()), "some held out, others not"))
 
 # %% ../../nbs/11_guard/02_users_tasks.ipynb #c65309af
-def _shown(x):
+def _field_text(x):
     "A field as a message shows it."
-    if isinstance(x, dict): return "{" + ", ".join(f"{n!r}: {_shown(v)}" for n, v in x.items()) + "}"
+    if isinstance(x, dict): return "{" + ", ".join(f"{n!r}: {_field_text(v)}" for n, v in x.items()) + "}"
     if isinstance(x, torch.Tensor) and x.numel(): return f"{x.dtype} {tuple(x.shape)} from {x.min()} to {x.max()}"
     if hasattr(x, "dtype"): return f"{x.dtype} {tuple(x.shape)}"
     return f"{len(x)} rows, numbered {[*x.index[:4]]} …" if hasattr(x, "index") and hasattr(x, "columns") else repr(x)
@@ -83,7 +83,7 @@ def _holds(right, t):
 def _wants(t, what, holds, expected, got, fix):
     if not holds: refuse(f"{what} of {t.name}", expected, got, fix=fix)
 
-def _say(t, what, expected, got, fix): warnings.warn(f"{what} of {t.name}: expected {expected}; got {got}; fix: {fix}")
+def _say_of_task(t, what, expected, got, fix): warnings.warn(f"{what} of {t.name}: expected {expected}; got {got}; fix: {fix}")
 
 def _first_alike(x):
     "Of each example the number of the first that is the same (n,)."
@@ -102,13 +102,13 @@ def _check_inputs(t):
         for i in (about != about[alike]).any(1).nonzero().flatten().tolist()[:1]:
             said = f"{about[i].tolist()} and {about[alike[i]].tolist()} to {seen[i].tolist()}"
             _wants(t, "examples", not kept, "one answer to each input", said, "keep one of them")
-            return _say(t, "examples", "one answer to each input", said, "keep one, or none if answers are noisy")
+            return _say_of_task(t, "examples", "one answer to each input", said, "keep one, or none if answers are noisy")
     first = _first_alike(t.tokens)
     for c in [c for by in t.by for c in _columns(t, by)]:
         labels = t.strata[c].to_numpy().astype(str)
         for i in (labels != labels[first]).nonzero()[0][:1]:
             said = f"{labels[i]} and {labels[first[i]]} of {t.tokens[i].tolist()}"
-            _say(t, f"stratum {c}", "one for each input", said,
+            _say_of_task(t, f"stratum {c}", "one for each input", said,
                  "make strata of the examples as they stand, or none if it tells of more than the question")
     copies = int((first != torch.arange(len(first))).sum())
     _wants(t, "examples", t.source != "split" or not copies, "each input once, for a part is kept from training",
@@ -125,13 +125,13 @@ def _say_if_free(t):
         y = t.targets[:, j]
         there = [p for p in ((at,) if t.causal else (at, *range(t.n_ctx))) if torch.equal(t.tokens[:, p], y)]
         if j in t.scored and y.min() == y.max():
-            _say(t, t.positions[j], "answers that differ from example to example", "the same for all, which anyone has "
+            _say_of_task(t, t.positions[j], "answers that differ from example to example", "the same for all, which anyone has "
                  "right", "score places that differ, or none if that is meant")
         elif there:
-            _say(t, t.positions[j], "an answer that is to be worked out", f"the token at {t.places[there[0]]}",
+            _say_of_task(t, t.positions[j], "an answer that is to be worked out", f"the token at {t.places[there[0]]}",
                  "read one place earlier, causal=True if answers are fed, or none if it is to be copied")
     if t.answers == t.d_vocab_out >= 2 * (right := len(_scored(t.targets, t).unique())) > 2:
-        _say(t, "answers", "as many as a blind guess chooses from", f"all {t.d_vocab_out}, of which {right} are ever "
+        _say_of_task(t, "answers", "as many as a blind guess chooses from", f"all {t.d_vocab_out}, of which {right} are ever "
              "right", f"answers={right}, or none if it may say any")
 
 # %% ../../nbs/11_guard/02_users_tasks.ipynb #b81d4678
@@ -139,7 +139,7 @@ def check_task(t):
     "ValueError (expected, got, fix) unless what a task says of itself is true of its examples."
     sizes = dict(n_ctx=t.n_ctx, d_vocab=t.d_vocab, d_vocab_out=t.d_vocab_out)
     for what, right, expected in SAYS:
-        _wants(t, what, _holds(right, t), expected.format_map(sizes), _shown(getattr(t, what))[:160], f"mend {what}")
+        _wants(t, what, _holds(right, t), expected.format_map(sizes), _field_text(getattr(t, what))[:160], f"mend {what}")
     _check_inputs(t), _say_if_free(t)
 
 # %% ../../nbs/11_guard/02_users_tasks.ipynb #g941a3c0
@@ -170,5 +170,5 @@ def made_task(name:str, others:dict) -> Task:
     for n, x in others.items():                                         # a loop's functions that all see its last value
         alike = x.tokens.equal(made.tokens) and x.targets.equal(made.targets)
         if alike and TASKS.origin(n).file == TASKS.origin(name).file != "":
-            _say(made, "examples", "examples of its own", f"those of {n}", "bind what a loop changes (def f(n=n))")
+            _say_of_task(made, "examples", "examples of its own", f"those of {n}", "bind what a loop changes (def f(n=n))")
     return made

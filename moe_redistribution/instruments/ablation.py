@@ -64,14 +64,14 @@ def edits_for(c:str|Condition|Subject, unit:str, how) -> dict:
     named_one = not (callable(how) or isinstance(how, torch.Tensor))
     for name in each_part(s, unit):
         if (own := s.own_edit(name, how)) is not None:
-            _add(out, own)
+            _add_edits(out, own)
             continue
         new = how if not named_one else s.replacement(name, choose("replacement", how, list(REPLACE))) or REPLACE[how]
         prefix, kind, i = re.fullmatch(r"(L\d+\.|)([HE]|)(.*)", name).groups()
         if name in s.sites or name not in s.units: out[name] = new
-        elif kind == "H": _add(out, {prefix + "z": _unit(int(i), new)})
-        elif named_one and how in _TOLD: _add(out, _told_who(prefix, int(i), how))
-        else: _add(out, {prefix + "expert_out": _unit(int(i), new)})
+        elif kind == "H": _add_edits(out, {prefix + "z": _unit(int(i), new)})
+        elif named_one and how in _TOLD: _add_edits(out, _told_who(prefix, int(i), how))
+        else: _add_edits(out, {prefix + "expert_out": _unit(int(i), new)})
     return out
 
 # %% ../../nbs/04_instruments/03_ablation.ipynb #3f78ef38
@@ -94,7 +94,7 @@ def each_part(s:Subject, unit:str) -> list:
     return [name for one in members for name in each_layer((m[1] or "") + one, s.units, "unit", hint)]
 
 # %% ../../nbs/04_instruments/03_ablation.ipynb #f7a0df6d
-def _add(out, own):
+def _add_edits(out, own):
     "Adds edits (site → edit) to `out`, after those that are there."
     for site, f in own.items(): out[site] = f if site not in out else _then(out[site], f)
 
@@ -134,7 +134,7 @@ def combine_edits(c:Condition|Subject, edits:dict) -> dict:
     if not isinstance(edits, dict):
         refuse("edits", "site or unit → what takes its place", repr(edits), fix='{"ffn_out": "mean"}')
     for name, how in sorted(_spelt(s, edits).items(), key=lambda edit: edit[0] in s.units):
-        _add(out, edits_for(s, name, how))
+        _add_edits(out, edits_for(s, name, how))
     return out
 
 # %% ../../nbs/04_instruments/03_ablation.ipynb #b34b044d
@@ -282,7 +282,7 @@ def ablation_rows(params:dict|Subject, c:str|Condition|None, seeds:Sequence[int]
     `fine` adds each head and expert, and digits on the model's own prefix. ValueError without a site."""
     s = subject(params, c)
     s.check(seeds)
-    here, labels = _asked(s, at_sites), dict(condition=s.name) | labels
+    here, labels = _asked_sites(s, at_sites), dict(condition=s.name) | labels
     said, losses = s.predict_and_lose()
     out = _score_rows(said, s.task, seeds, splits, losses, **labels)
     for site in here:
@@ -294,7 +294,7 @@ def ablation_rows(params:dict|Subject, c:str|Condition|None, seeds:Sequence[int]
     return tidy(out)
 
 # %% ../../nbs/04_instruments/03_ablation.ipynb #ebbdc19b
-def _asked(s, at_sites):
+def _asked_sites(s, at_sites):
     "The sites to be ablated, by the subject's names."
     if here := main_sites(s) if at_sites is MAIN_SITES else list(at_sites):
         return [site if site.startswith("L*.") else own[0] for site in here for own in [each_part(s, site)]]

@@ -31,11 +31,11 @@ def attribution(params:dict, c:str|Condition, by:str="component", centred:bool=T
                f"{c.name}: a norm divides by all parts together, so no part has a logit of its own",
                fix="freeze_norm=True holds each token's scale")
     check_population(params, c)
-    each = [_one(m, c, c.get_task(), by, centred) for m in each_member(params)]
+    each = [_one_seed(m, c, c.get_task(), by, centred) for m in each_member(params)]
     return {name: torch.cat([e[name] for e in each]) for name in each[0]}
 
 # %% ../../nbs/04_instruments/05_attribution.ipynb #a18ec8ee
-def _one(params, c, t, by, centred):
+def _one_seed(params, c, t, by, centred):
     "`attribution` for one seed: its trace is the largest thing here."
     tr, read = trace(params, t.tokens.to(params["W_E"].device), c), list(t.read)
     W_U = params["W_E"].mT if t.tied else params["W_U"]

@@ -18,7 +18,7 @@ from .subject import Subject, opens, subject
 from ..models.condition import Condition
 
 # %% ../../nbs/04_instruments/04_copying.ipynb #a0c111c4
-def _asked(t):
+def _current_token(t):
     "Current token (n, read) of task `t`, and where it is not the answer."
     if not t.tied:
         refuse(t.name, "a task with W_U = W_Eᵀ, in which a token votes for itself", t.name, "add7", "use ablation")
@@ -37,7 +37,7 @@ def without_copy(
 
     ValueError for tasks that do not answer in the tokens that they read."""
     s = subject(params, c)
-    current, asked = (x.to(s.device) for x in _asked(s.task))
+    current, asked = (x.to(s.device) for x in _current_token(s.task))
     def one(m, made): return m.read_out(made).scatter(-1, current.expand(1, *current.shape)[..., None], -torch.inf)
     return torch.cat([one(*m).argmax(-1) for m in s.each(combine_edits(s, edits or {}))]), asked
 
@@ -48,7 +48,7 @@ def copying_nulls(
     """Scores of predictors that do not compute: a guess among the nine other digits; the digit of the question passed
     through; that digit plus one, always."""
     t = get_task(t) if isinstance(t, str) else t
-    digit, asked = t.tokens[:, 1:3], _asked(t)[1][:, 1:3]
+    digit, asked = t.tokens[:, 1:3], _current_token(t)[1][:, 1:3]
     hits = {"uniform": torch.full(digit.shape, 1 / 9), "pass-through": nulls(t)["pass-through"][:, 1:3],
             "always carry": ((digit + 1) % 10 == t.targets[:, 1:3]).float()}
     mean = lambda hit: ((hit * asked).sum(0) / asked.sum(0)).double().tolist()

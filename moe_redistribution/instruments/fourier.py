@@ -61,7 +61,7 @@ def dead_share(means:torch.Tensor):
     return (spectrum(means).sum(1) < FLOOR).double().mean(1)
 
 # %% ../../nbs/04_instruments/13_fourier.ipynb #0f3cfa12
-def _check(c):
+def _check_modulus(c):
     c = condition(c)
     if not c.get_task().cycles or c.ffn == "no_ffn" or c.n_layers > 1:
         refuse("fourier", "one layer with an FFN on a task whose answers lie on a circle (add7, modadd)", c.name,
@@ -74,7 +74,7 @@ def neurons(params:dict, c:Condition, resid:torch.Tensor=None) -> dict:
     """What the FFN does at read-out positions: "gate", "up", "hidden" and "gates" (s, inputs, read, neurons), experts
     side by side; "ffn_out", "resid_mid" (s, inputs, read, d), "logits"; "reach" (s, neurons), ‖W_down row‖². `resid`
     replaces the FFN's input. Raises ValueError for what has no circle, no FFN or several layers."""
-    c, sink = _check(c), {}
+    c, sink = _check_modulus(c), {}
     t = c.get_task()
     if resid is None:
         forward(params, t.tokens.to(params["W_E"].device), c, sink=sink, read_only=True)
@@ -213,7 +213,7 @@ def _units(n, j, groups, whole):
                 yield metric, site, f"t{t:.0e}".replace("e-0", "e-"), v
 
 # %% ../../nbs/04_instruments/13_fourier.ipynb #ef336e0f
-def _routed(n, j, groups):
+def _of_own_tokens(n, j, groups):
     "The same for experts on their own tokens only."
     h, own = n["hidden"][:, :, j], (n["gates"][:, :, j] > 0).to(n["hidden"])
     means = group_mean(h, groups, own)
@@ -261,9 +261,9 @@ def _fourier_rows(params:dict, c:str|Condition, seeds:Sequence[int], **labels) -
     """Rows of a population, up to 190 a seed for modadd, 210 for add-7 with a gate: concentration of neurons by both
     protocols, shares of whole variance, neurons needed, components and key frequencies; for add-7 the digit cycle.
 
-    Edit random_neurons: all of it but `*_routed` for `random_neurons` on the same inputs. Raises ValueError for
+    Edit random_neurons: all of it but `*_of_own_tokens` for `random_neurons` on the same inputs. Raises ValueError for
     histogram models, no FFN, several layers."""
-    c, out = check_population(params, _check(c), seeds), []
+    c, out = check_population(params, _check_modulus(c), seeds), []
     t, labels, whole = c.get_task(), dict(condition=c.name) | labels, bool(c.get_task().modulus)
     for i, seed in enumerate(seeds):
         one = member(params, i)
@@ -273,7 +273,7 @@ def _fourier_rows(params:dict, c:str|Condition, seeds:Sequence[int], **labels) -
         turned = neurons(fresh, c, n["resid_mid"])
         for where, (j, groups) in t.cycles.items():
             found = [(*f, "none") for f in _units(n, j, groups, whole)]
-            if c.routed: found += [(*f, "none") for f in _routed(n, j, groups)]
+            if c.routed: found += [(*f, "none") for f in _of_own_tokens(n, j, groups)]
             if whole: found += [(*f, "none") for f in _model(one, c, n, groups)]
             drawn = [*_units(turned, j, groups, whole), *(_model(fresh, c, turned, groups) if whole else ())]
             found += [(*f, "random_neurons") for f in drawn if f[1] != "embed"]              # the embedding stays

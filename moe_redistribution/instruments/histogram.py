@@ -40,7 +40,7 @@ def count_probes(params:dict, c:str|Condition, protocol:str="audited", steps:int
     c = _hist(c)
     paper = choose("protocol", protocol, PROTOCOLS) == "paper"
     tokens = _paper_sequences() if paper else c.get_task().tokens[:N_PROBED]
-    found = [_one(m, c, tokens, paper, steps) for m in each_member(params)]
+    found = [_sites_of_seed(m, c, tokens, paper, steps) for m in each_member(params)]
     return {s: {m: torch.cat([f[s][m] for f in found]) for m in found[0][s]} for s in RESIDUAL_SITES}
 
 # %% ../../nbs/04_instruments/15_histogram.ipynb #4056ca89
@@ -53,19 +53,19 @@ def _hist(c):
     return c
 
 # %% ../../nbs/04_instruments/15_histogram.ipynb #d83a1e5c
-def _one(p, c, tokens, paper, steps):
+def _sites_of_seed(p, c, tokens, paper, steps):
     "All sites of one seed, one after the other."
     seen, y = {}, (counts(tokens) - 1).flatten()
     forward(p, tokens, c, sink=seen)
     sequence = torch.arange(len(tokens)).repeat_interleave(LENGTH)
-    return {s: (_as_printed if paper else _clean)(seen[s].flatten(1, 2), y, sequence, steps) for s in RESIDUAL_SITES}
+    return {s: (_paper_accuracy if paper else _clean)(seen[s].flatten(1, 2), y, sequence, steps) for s in RESIDUAL_SITES}
 
 def _clean(x, y, sequence, steps):
     found = probe(x, y, sequence, steps=steps or 80, by_class=True)
     few = {m: found[m].reshape(1, -1)[:, 0] for m in ("accuracy", "control", "majority")}
     return few | {"by_count": found["by_class"], "control_by_count": found["by_class_control"]}
 
-def _as_printed(x, y, sequence, steps):
+def _paper_accuracy(x, y, sequence, steps):
     fit = sequence < .7 * (sequence[-1] + 1)
     hot = torch.nn.functional.one_hot(y, LENGTH)[None].to(x.dtype)
     x = torch.cat([x, torch.ones_like(x[..., :1])], -1)
@@ -191,10 +191,10 @@ def _histogram_rows(params:dict, c:str|Condition, seeds:Sequence[int], protocols
         out += [rows(v, seeds, metric=m, **mark) for m, v in _lifts(found).items()]
     out += [rows(v, seeds, site="hidden", unit=unit, metric="selective_5", n_examples=ALPHABET, **labels)
             for unit, v in selective_shares(params, c).items()]
-    return tidy(out + _answers(params, c, seeds, splits or {}, labels))
+    return tidy(out + _answer_rows(params, c, seeds, splits or {}, labels))
 
 # %% ../../nbs/04_instruments/15_histogram.ipynb #7a5b0b96
-def _answers(params, c, seeds, splits, labels) -> list:
+def _answer_rows(params, c, seeds, splits, labels) -> list:
     "Row frames of accuracy by count and of what answers know, on the clean set and each seed's own part."
     t, out = condition(c).get_task(), []
     for split, among in ({"all": None} | splits).items():

@@ -52,10 +52,10 @@ def measure(runs:Sequence[Run], name:str, rules:Sequence[str], stream:str, rows:
         if "training" not in set(got["rule"]):
             step = {r.seed: r.step if rule == "final" else r.manifest["rules"][rule]["step"] for r in have}
             got = got.assign(step=got["seed"].map(step))
-        out += [got, *(_failed(got, r) for r in runs if r.failed)]
+        out += [got, *(_rows_of_failed(got, r) for r in runs if r.failed)]
     return tidy([pd.concat(out[1:] or out, ignore_index=True)])
 
-def _failed(measured, run):
+def _rows_of_failed(measured, run):
     "The rows that a failed seed would have had: those of one of the `measured` seeds, without values."
     first = measured[measured["seed"] == measured["seed"].iloc[0]]
     return first.assign(seed=run.seed, step=run.manifest["failed"], value=float("nan"))

@@ -79,7 +79,7 @@ SLICE = 2048         # pairs at a time: their hidden activations stay in cache
 
 def _logits(params, c, x): return unembed(params, x[None, :, None], c)[0, :, 0]
 
-def _said(params, c, post): return _logits(params, c, post).argmax(-1)
+def _said_after(params, c, post): return _logits(params, c, post).argmax(-1)
 
 def _sliced(f, *indices): return torch.cat([f(*i) for i in zip(*(x.split(SLICE) for x in indices))])
 
@@ -90,11 +90,11 @@ def _after_attention(params:dict, c:Condition, mid:torch.Tensor):
     "Predictions (m,) of one member from its stream before the FFN, `mid` (m, d); ValueError for several layers."
     if c.n_layers > 1: refuse("after_attention", "one layer", f"{c.n_layers} in {c.name}", fix="use `patch`")
     p, x = layer(params, 0), mid[None]
-    if not c.routed: return _said(params, c, ffn_half(p, x[:, :, None], c, lambda site, value: value)[0][0, :, 0])
+    if not c.routed: return _said_after(params, c, ffn_half(p, x[:, :, None], c, lambda site, value: value)[0][0, :, 0])
     seen = rms_norm(x, p["w_ln2"][:, None]) if c.norm else x
     if not c.routing.reads_stream: c.routing.logits(p["W_router"], seen, c)   # refuses: the stream knows no token
     weight, chosen = gates((seen @ p["W_router"]).softmax(-1), c).topk(c.top_k)
-    return _said(params, c, (x + dispatch(p, seen, chosen, weight, c))[0])
+    return _said_after(params, c, (x + dispatch(p, seen, chosen, weight, c))[0])
 
 # %% ../../nbs/04_instruments/06_patching.ipynb #a4882043
 def _terms(tr, params, at) -> dict:
@@ -111,12 +111,12 @@ def _exchange(site, here, params, c, target, source):
         rest = here["resid_mid"] - moved
         mixed = lambda a, b: _after_attention(params, c, _mix(rest, a, moved, b))
     elif site == "gates":
-        say = lambda x: _said(params, c, x)
+        say = lambda x: _said_after(params, c, x)
         mixed = lambda a, b: say(here["resid_mid"][a] + (here["expert_out"][a] * here["gates"][b][..., None]).sum(1))
     else:
         rest, moved = here["resid_post"] - here[site], here[site]
         if not c.norm: rest, moved = _logits(params, c, rest), _logits(params, c, moved)
-        say = (lambda x: _said(params, c, x)) if c.norm else (lambda x: x.argmax(-1))
+        say = (lambda x: _said_after(params, c, x)) if c.norm else (lambda x: x.argmax(-1))
         mixed = lambda a, b: say(_mix(rest, a, moved, b))
     return _sliced(mixed, target, source)
 
@@ -170,7 +170,7 @@ def patch(
     ValueError for an unknown site or position, anything but pairs, and parameters of another condition."""
     sites = [sites] if isinstance(sites, str) else sites
     t, sites = c.get_task(), list(_patch_sites(c) if sites is None else sites)
-    _check(c, t, chosen, sites)
+    _check_patch(c, t, chosen, sites)
     check_population(params, c)
     way = _patch_one if c.n_layers == 1 else _patch_by_running
     members = [way(m, c, t, chosen, sites) for m in each_member(params)]       # one at a time: only the memory differs
@@ -185,7 +185,7 @@ def _patch_one(params, c, t, chosen, sites):
     for where, pq in chosen.items():
         at, (target, source) = t.read[t.positions.index(where)], pq.to(tokens.device).unbind(1)
         here = _terms(tr, params, at)
-        clean = _said(params, c, here["resid_post"])
+        clean = _said_after(params, c, here["resid_post"])
         said = {"none": clean[target], "resid_post": clean[source]}
         if {"embed", "attn_out"} & set(sites) and len(pq) > len(tokens[:, at].unique()) * len(tokens):
             table, which = _by_token(here, tokens[:, at], params, c)
@@ -196,7 +196,7 @@ def _patch_one(params, c, t, chosen, sites):
     return out
 
 # %% ../../nbs/04_instruments/06_patching.ipynb #9e120e8d
-def _check(c, t, chosen, sites):
+def _check_patch(c, t, chosen, sites):
     "Refuses, before any work, what `patch` cannot answer."
     heads = [s for s in _patch_sites(c) if _inner(s)[0] == "H"]
     for site in sites:

@@ -33,11 +33,11 @@ def patterns(params:dict|Subject, c:str|Condition|None, numbers:Sequence[int]=No
     s = subject(params, c)
     if weighted and not isinstance(s, Population):
         refuse("patterns", "a population, whose W_O they are weighted by", s.name, fix="leave weighted out")
-    tokens = s.task.tokens[_examples(s.task, numbers)].to(s.device)
+    tokens = s.task.tokens[_examples_by_number(s.task, numbers)].to(s.device)
     return torch.cat([_patterns(m, tokens, weighted) for m in s.members()])
 
 # %% ../../nbs/04_instruments/07_patterns.ipynb #789a78bf
-def _examples(t, numbers):
+def _examples_by_number(t, numbers):
     n = len(t)
     at = torch.arange(n) if numbers is None else torch.as_tensor(list(numbers), dtype=torch.long)
     if len(at) and 0 <= at.min() and at.max() < n: return at
@@ -69,7 +69,7 @@ def _query_mask(c:Condition|Subject, numbers:Sequence[int]=None, stratum:str="al
     if paper and not t.shown:
         refuse("protocol", "audited", f"'paper' for {t.name}, of which no paper drew examples", fix="omit it")
     if paper and numbers is None: numbers = t.shown if stratum == "all" else mask.any(1).nonzero()[:50, 0]
-    own = torch.zeros(len(t), dtype=torch.bool).index_fill(0, _examples(t, numbers), True)
+    own = torch.zeros(len(t), dtype=torch.bool).index_fill(0, _examples_by_number(t, numbers), True)
     out = mask.all(1, keepdim=True).repeat(1, t.n_ctx)            # a place that writes nothing: what holds of the input
     out[:, list(t.read)] = mask
     out &= own[:, None]
@@ -83,10 +83,10 @@ def mean_pattern(params:dict|Subject, c:str|Condition|None, numbers:Sequence[int
     "Mean attention (s, head, query, key) over the chosen examples (Fig. 13; see `_query_mask` and `patterns`)."
     s = subject(params, c)
     which = _query_mask(s, numbers, stratum, protocol)
-    return _mean(patterns(s, which.any(1).nonzero()[:, 0], weighted), which[which.any(1)])
+    return _mean_over_counted(patterns(s, which.any(1).nonzero()[:, 0], weighted), which[which.any(1)])
 
 # %% ../../nbs/04_instruments/07_patterns.ipynb #d215c329
-def _mean(x, which):
+def _mean_over_counted(x, which):
     "Mean of x (s, n, head, query, …) over the n that count, `which` (n, query); nan where none does."
     w = which.to(x)
     w = w / w.sum(0)
@@ -104,10 +104,10 @@ def spread(params:dict|Subject, c:str|Condition|None, numbers:Sequence[int]=None
     s = subject(params, c)
     which, t = _query_mask(s, numbers, stratum, protocol), s.task
     x, which = patterns(s, which.any(1).nonzero()[:, 0]), which[which.any(1)]
-    entropy = _mean(torch.special.entr(x).sum(-1), which)
+    entropy = _mean_over_counted(torch.special.entr(x).sum(-1), which)
     visible = torch.arange(1, t.n_ctx + 1).to(x) if t.causal else torch.full((t.n_ctx,), t.n_ctx).to(x)
-    whole = _mean(x.square().sum(-1), which) - 1 / visible
-    fixed = _mean(x, which).square().sum(-1) - 1 / visible
+    whole = _mean_over_counted(x.square().sum(-1), which) - 1 / visible
+    fixed = _mean_over_counted(x, which).square().sum(-1) - 1 / visible
     share = torch.where(whole > 1e-6, 1 - fixed / whole, torch.nan)
     return dict(entropy=entropy, effective_keys=entropy.exp(), input_share=share)
 

@@ -61,7 +61,7 @@ def _fit_converged(x:torch.Tensor, y:torch.Tensor, steps:int=10, tol:float=1e-3,
     x, whiten, ridge = white or _whiten_features(x)
     u = torch.zeros(len(x), x.shape[-1], hot.shape[1], dtype=x.dtype)
     def loss():
-        p = (x @ u).unflatten(2, y.shape[::2]).masked_fill(_absent(y), -1e9).softmax(-1).flatten(2)
+        p = (x @ u).unflatten(2, y.shape[::2]).masked_fill(_is_nothing_to_fit(y), -1e9).softmax(-1).flatten(2)
         pull = ridge @ u
         u.grad = x.mT @ (p - hot) / n + pull
         return -(p.clamp(min=1e-30).log() * hot).sum() / n + (u * pull).sum() / 2
@@ -78,7 +78,7 @@ def _whiten_features(x:torch.Tensor):
     whiten = torch.linalg.inv(torch.linalg.cholesky(ceiling)).mT.to(x.dtype)
     return x @ whiten, whiten, (whiten.mT * penalty) @ whiten
 
-def _absent(y): return (y.sum(1) == 0)[None, None]
+def _is_nothing_to_fit(y): return (y.sum(1) == 0)[None, None]
 
 # %% ../../nbs/04_instruments/12_probes.ipynb #ab5d2872
 def fit_adam(x:torch.Tensor, y:torch.Tensor, how:Setting, seed:int=0, steps:int=None):
@@ -89,7 +89,7 @@ def fit_adam(x:torch.Tensor, y:torch.Tensor, how:Setting, seed:int=0, steps:int=
     for i in range(1, (steps or how.steps) + 1):
         at = torch.randint(0, x.shape[1], (how.batch,), generator=g) if how.batch else slice(None)
         now, said = x[:, at], y[:, at].movedim(0, 1).flatten(1)
-        p = (now @ w.flatten(2)).unflatten(2, y.shape[::2]).masked_fill(_absent(y), -torch.inf).softmax(-1)
+        p = (now @ w.flatten(2)).unflatten(2, y.shape[::2]).masked_fill(_is_nothing_to_fit(y), -torch.inf).softmax(-1)
         slope = (now.mT @ (p.flatten(2) - said) / now.shape[1]).view_as(w)
         mean, square = mean.lerp(slope, .1), square.lerp(slope.square(), .001)
         w = w - how.lr * (mean / (1 - .9**i)) / ((square / (1 - .999**i)).sqrt() + 1e-8)
@@ -106,13 +106,13 @@ def probe(features, targets, groups=None, places=None, setting="audited", seed=0
     scored. `steps`: other than the setting's. Raises ValueError for shapes that do not fit, activations not finite, and
     labels of one kind only."""
     how, one = SETTINGS[choose("setting", setting, list(SETTINGS))], np.ndim(targets) == 1
-    y = _check(features, targets)
+    y = _check_targets(features, targets)
     n, population = features.shape[-2], features.shape[:-2]
     groups, places = [torch.arange(n) * i if v is None else torch.as_tensor(v) for i, v in ((1, groups), (0, places))]
     fit = group_split(groups, seed) if how.split else torch.ones(n, dtype=torch.bool)
     score = ~fit if how.split else fit
     every = torch.cat([y, shuffle(y, places, seed)])                                       # real, shuffled
-    right = (_answers(features, every, fit, how, seed, steps) == every.T).float().unflatten(2, (2, -1))
+    right = (_fitted_answers(features, every, fit, how, seed, steps) == every.T).float().unflatten(2, (2, -1))
     out = {"accuracy": right[:, score, 0].mean(1), "control": right[:, score, 1].mean(1),
            "balanced": _balanced(right[:, score, 0], y[:, score]), "fitted": right[:, fit, 0].mean(1),
            "balanced_control": _balanced(right[:, score, 1], every[len(y):, score])}
@@ -125,7 +125,7 @@ def probe(features, targets, groups=None, places=None, setting="audited", seed=0
     return out
 
 # %% ../../nbs/04_instruments/12_probes.ipynb #b86d2492
-def _answers(features, every, fit, how, seed, steps):
+def _fitted_answers(features, every, fit, how, seed, steps):
     "What regressions fitted on rows `fit` say (population, n, 2k), for `every` (2k, n): labels, then shuffled ones."
     hot, k = F.one_hot(every).to(features.dtype), len(every) // 2
     x = _prepared(features.flatten(0, -3) if features.ndim > 2 else features[None], fit, how)
@@ -134,10 +134,10 @@ def _answers(features, every, fit, how, seed, steps):
     fitted = lambda said: fit_adam(inside, said, how, seed, steps) if how.lr else _fit_converged(
         inside, said, steps or how.steps, white=white)
     w = torch.cat([fitted(hot[:k, fit]), fitted(hot[k:, fit])], 2)
-    return (x @ w.flatten(2)).unflatten(2, hot.shape[::2]).masked_fill(_absent(hot[:, fit]), -torch.inf).argmax(-1)
+    return (x @ w.flatten(2)).unflatten(2, hot.shape[::2]).masked_fill(_is_nothing_to_fit(hot[:, fit]), -torch.inf).argmax(-1)
 
 # %% ../../nbs/04_instruments/12_probes.ipynb #d2d1cfc8
-def _check(features, targets):
+def _check_targets(features, targets):
     y = torch.as_tensor(np.asarray(targets))
     y = y[None] if y.ndim == 1 else y
     if features.ndim < 2 or y.ndim != 2 or y.shape[-1] != features.shape[-2]:
@@ -227,7 +227,7 @@ def _probe_rows(params:dict, c:str|Condition, seeds:Sequence[int], settings:Sequ
     for setting in settings: choose("setting", setting, list(SETTINGS))
     check_population(params, c, seeds)
     here = _sites(c, at_sites)
-    y, where = _labels(t), {p: js for p, js in spans(t).items() if len(js) in (1, len(t.scored))}
+    y, where = _label_numbers(t), {p: js for p, js in spans(t).items() if len(js) in (1, len(t.scored))}
     out, labels = [], dict(condition=c.name) | labels
     for i, seed in enumerate(seeds):                                   # one at a time: a fit must not depend on company
         for site, x in features(member(params, i), c, here).items():
@@ -237,7 +237,7 @@ def _probe_rows(params:dict, c:str|Condition, seeds:Sequence[int], settings:Sequ
     return tidy(out + _null_rows(c, y, where, seeds, labels))
 
 # %% ../../nbs/04_instruments/12_probes.ipynb #347e80eb
-def _labels(t):
+def _label_numbers(t):
     "Number of the label of every prediction (n, place), by target."
     number = lambda by: torch.as_tensor(np.unique(label_text(t, by), return_inverse=True)[1].reshape(t.targets.shape))
     return {by: number(by)[:, list(t.scored)] for by in t.by}

@@ -90,7 +90,7 @@ def tabled_gates(cells:torch.Tensor, k:int=1) -> dict:
     return {"gates": edit}
 
 # %% ../../nbs/04_instruments/09_rerouting.ipynb #002358e4
-def _cells(t:Task):
+def _position_token_codes(t:Task):
     "Codes (n, read) of (position, current token)."
     return torch.arange(len(t.read)) * t.d_vocab + t.tokens[:, list(t.read)]
 
@@ -148,7 +148,7 @@ def _edit_rows(params, c, t, put):
                           names.index(DOMINANT) if DOMINANT in names else 0)
     ways = {"permuted": permuted_experts([*range(1, E), 0]), "swapped": swapped_gates(derangement(len(t))),
             "uniform": uniform_gates(),
-            "tabled": tabled_gates(_cells(t), c.top_k)}
+            "tabled": tabled_gates(_position_token_codes(t), c.top_k)}
     hows = [(e, how) for how in ("zero", "mean") for e in range(E)]
     each = [{}] + [edits_for(c, f"E{e}", how) for e, how in hows] + list(ways.values())
     for v, x in drops(_rerouted_answers(params, c, each).cpu() == t.targets, t).items():

@@ -176,7 +176,7 @@ def saturation(earlier:dict, later:dict, c:str|Condition, layer:int=None):
     return overlap(*(routes(p, c, layer=layer)[0] for p in (earlier, later)))
 
 # %% ../../nbs/04_instruments/08_routing.ipynb #0c7225bc
-def _mean(drawn): return drawn.movedim(0, -1).contiguous().mean(-1)     # over draws, in one order whoever else is there
+def _mean_over_draws(drawn): return drawn.movedim(0, -1).contiguous().mean(-1)     # over draws, in one order whoever else is there
 
 def _known_rows(chosen, t, c, put, draws):
     "Information about the label, what explains the route, and where labels go."
@@ -185,13 +185,13 @@ def _known_rows(chosen, t, c, put, draws):
     put("information_bits", mutual_information(found[by]))
     put("information_bits_given_position_token", conditional_information(found["within"]))
     put("information_bits_given_position_token",
-        _mean(conditional_information(_redrawn_tables(found["within"], draws))), edit="shuffled")
+        _mean_over_draws(conditional_information(_redrawn_tables(found["within"], draws))), edit="shuffled")
     for name in ("position", "token", "position_token", by, f"position_token_{by}"):
         floor = _redrawn_tables(found[name], draws)
         put(f"explained_{name}", explained_share(found[name]))
-        put(f"explained_{name}", _mean(explained_share(floor)), edit="shuffled")
+        put(f"explained_{name}", _mean_over_draws(explained_share(floor)), edit="shuffled")
         if name == by:
-            for norm in NORMS: put(f"nmi_{norm}", _mean(nmi(floor, norm)), edit="shuffled")
+            for norm in NORMS: put(f"nmi_{norm}", _mean_over_draws(nmi(floor, norm)), edit="shuffled")
     for i, n in enumerate(n for n in np.unique(labels(t, by)) if n):
         share, asked = fractions(found[by])[:, i], int(found[by][0, i].sum())
         for e in range(c.n_experts):
@@ -208,7 +208,7 @@ def _input_rows(chosen, t, c, put, draws):
     for name, codes in _pair_codes(t).items():
         table = crosstab(codes, chosen[:, :, 0, 0], n_codes(codes), c.n_experts)
         put("explained_input", explained_share(table), unit=name)
-        put("explained_input", _mean(explained_share(_redrawn_tables(table, draws))), unit=name, edit="shuffled")
+        put("explained_input", _mean_over_draws(explained_share(_redrawn_tables(table, draws))), unit=name, edit="shuffled")
 
 # %% ../../nbs/04_instruments/08_routing.ipynb #60677f82
 def _load_rows(params, chosen, t, c, layer, put):

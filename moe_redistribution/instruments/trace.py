@@ -70,7 +70,7 @@ def parts(tr:Trace, params:dict, by:str="component") -> dict:
     out, n = _embedding(tr, params, by), tr.subject.n_layers
     for l in range(n):
         here, site = layer(params, l), lambda name: tr[f"L{l}.{name}"]
-        own = _attention(site, here, by, tr.subject.task) | _ffn(site, here, by, tr.subject.condition)
+        own = _attention_terms(site, here, by, tr.subject.task) | _ffn(site, here, by, tr.subject.condition)
         out |= own if n == 1 else {f"L{l}.{name}": x for name, x in own.items()}
     return out
 
@@ -82,7 +82,7 @@ def _embedding(tr, params, by):
     return {"tok": tok, "pos": tr["embed"] - tok}
 
 # %% ../../nbs/04_instruments/02_trace.ipynb #483e2b66
-def _attention(site, p, by, task):
+def _attention_terms(site, p, by, task):
     if by not in ("head", "source", "all"): return {"attn_out": site("attn_out")}
     biases = {"b_O": p["b_O"][:, None, None].expand_as(site("attn_out"))}
     if by == "source":

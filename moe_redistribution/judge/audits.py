@@ -33,7 +33,7 @@ def _sign_flip_tests(each, n_resamples:int=None) -> np.ndarray:
 # %% ../../nbs/05_judge/04_audits.ipynb #c7a89a28
 AUDIT_NULLS = ("own load", "same size")
 
-def _pairs(found) -> dict:
+def _beyond_null(found) -> dict:
     "(site, edit) → its effects over the text; these minus its null's, in the same windows; the null; its name."
     own, out = found[found["metric"] == "effect"], {}
     if own.empty: refuse("audit rows", "effects of units", "none", fix="rows of `audit`")
@@ -57,14 +57,14 @@ def _decisions(each) -> list:
     return out
 
 # %% ../../nbs/05_judge/04_audits.ipynb #066b9a01
-def _word(a, b) -> str:
+def _verdict_on_part(a, b) -> str:
     "The verdict on a part from its effect and what goes beyond its null: it holds only where its null is answered."
     null = YES if b.test == TIE or b.hi < 0 else NO if b.says == YES else OPEN
     word = word_of(Answers(Answer(a.says), Answer(null), Answer()), a.says)
     return OPEN if word == HOLDS and null == OPEN else word
 
 # %% ../../nbs/05_judge/04_audits.ipynb #68b08b52
-def _shares(found) -> dict:
+def _shares_larger(found) -> dict:
     "(site, edit) → `larger`, the share of the unit among other sets, and `of` how many."
     own = found[found["metric"] == "larger"]
     return {(r.site, r.edit): dict(larger=r.value, of=int(r.n_examples)) for r in own.itertuples()}
@@ -73,11 +73,11 @@ def audit_table(found:pd.DataFrame) -> pd.DataFrame:
     """A line for each unit and edit from rows of `opened.audit.audit`, largest effect first: `verdict`, `effect` over
     the text with its bootstrap interval, `null` and what goes `beyond` it, both p by sign flips with Holm's correction,
     and `larger`, its share among other sets of its size. In nats a token."""
-    pairs, share, out = _pairs(found), _shares(found), []
+    pairs, share, out = _beyond_null(found), _shares_larger(found), []
     first, second = (_decisions([x[i] for x in pairs.values()]) for i in (0, 1))
     for (key, (_, _, null, kind)), (a, i), (b, j) in zip(pairs.items(), first, second):
         other = share.get(key, dict(larger=np.nan, of=0))
-        word = _word(a, b)
+        word = _verdict_on_part(a, b)
         out.append(dict(unit=key[0], edit=key[1], verdict=word, effect=i, p=a.p, null=null, kind=kind, beyond=j,
                         p_beyond=b.p, **other, n=a.n, n_beyond=b.n))
     return pd.DataFrame(out).sort_values("effect", key=lambda c: [-x.mean for x in c], ignore_index=True, kind="stable")

@@ -209,7 +209,7 @@ def paired_contrast(a:np.ndarray|Sequence, b:np.ndarray|Sequence, margin:float) 
                 effect=flip.effect, p_equivalence=same.p, p_t=same.p_difference)
 
 # %% ../../nbs/05_judge/01_statistics.ipynb #fc225505
-def _components(y, drawn=False):
+def _variance_components(y, drawn=False):
     "Components (..., 4) of y (..., i, j, r); `drawn`: of designs whose rows and columns were drawn from one design."
     I, J, R = y.shape[-3:]
     cell = y.mean(-1)
@@ -241,7 +241,7 @@ def variance_split(y:np.ndarray|Sequence, names:Sequence[str]=VARIANCE_SOURCES, 
     i, j = rng.integers(I, size=(n_resamples, I, 1)), rng.integers(J, size=(n_resamples, 1, J))
     with_total = lambda v: np.concatenate([v, v.sum(-1, keepdims=True)], -1)
     share = lambda v: v / np.maximum(v[..., -1:], TINY**2)
-    raw, drawn = _components(y), with_total(_components(y[i, j], drawn=True).clip(0))
+    raw, drawn = _variance_components(y), with_total(_variance_components(y[i, j], drawn=True).clip(0))
     whole, tail = with_total(raw.clip(0)), [(1 - level) / 2, (1 + level) / 2]
     (lo, hi), (share_lo, share_hi) = np.quantile(drawn, tail, axis=0), np.quantile(share(drawn), tail, axis=0)
     return pd.DataFrame(dict(raw=with_total(raw), variance=whole, share=share(whole), lo=lo, hi=hi, share_lo=share_lo,

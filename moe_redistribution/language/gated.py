@@ -80,14 +80,14 @@ def _from_gate(module, A, x, how):
 
 def _oracle(module, A, x, how): return A
 
-def _once(module, A, x, how):
+def _drawn_once(module, A, x, how):
     "One draw a layer, head, query and key, the same for every text."
     g = generator_of("random mask", how.seed, module.gate_layer)
     return torch.rand(A.shape[1:], generator=g).to(A.device)[None]
 
 def _fresh(module, A, x, how): return torch.rand_like(A)
 
-SCORES = dict(gate=_from_gate, oracle=_oracle, random=_once, fresh=_fresh)
+SCORES = dict(gate=_from_gate, oracle=_oracle, random=_drawn_once, fresh=_fresh)
 
 # %% ../../nbs/08_language/07_gated.ipynb #2c53aa2a
 GATED = "moe_redistribution_gated"                        # the name under which transformers knows `gated_attention`

@@ -183,7 +183,7 @@ def _distances_to(edges, t):
     return far
 
 # %% ../../nbs/08_language/02_recall.ipynb #371fd8b7
-def _drawn(n, p, index, seed, attempt):
+def _drawn_graphs(n, p, index, seed, attempt):
     "Graphs (m, n, n), queries (m, 2) and sort keys of edges (m, n n) of the examples `index`, each from its own seed."
     edges, query, keys = [], [], []
     for i in index.tolist():
@@ -244,7 +244,7 @@ def random_graphs(n:int, index:torch.Tensor|Sequence, seed:int=0, p:float=None) 
     if not len(index): refuse("graphs", "one index or more", "none", fix="index=range(1)")
     parts, todo = None, torch.arange(len(index))
     for attempt in range(1000):
-        edges, query, keys = _drawn(n, p, index[todo], seed, attempt)
+        edges, query, keys = _drawn_graphs(n, p, index[todo], seed, attempt)
         far = _distances_to(edges, query[:, 1])
         distance = far.gather(1, query[:, :1])[:, 0]
         path = _first_shortest(edges, query, far.where(distance[:, None] > 0, -9))
@@ -327,12 +327,12 @@ def _disjoint_sets(r:int, count:int, seed:int|str, side:str=None) -> tuple:
     shared = torch.cat([_shared(a, b, r, g), torch.zeros_like(a)])
     a, b = a.repeat(2), b.repeat(2)
     alice, bob = _laid(a, b, shared, r, g)
-    if side: _moved(alice, bob, a, b, meet, r, g, side)
+    if side: _redraw_sets(alice, bob, a, b, meet, r, g, side)
     order = torch.randperm(count, generator=g)
     return alice[order], bob[order], meet[order].long()
 
 # %% ../../nbs/08_language/02_recall.ipynb #f3d63a15
-def _moved(alice, bob, a, b, meet, r, g, side):
+def _redraw_sets(alice, bob, a, b, meet, r, g, side):
     "Draws pairs of sets anew, in place, until all are on this side; after every hundredth try with other sizes."
     for attempt in range(1, 2000):
         wrong = _is_test(alice, bob) != (side == "test")

@@ -269,7 +269,7 @@ def _windows(tokens:torch.Tensor, T:int, batch:int, seed:int, step:int) -> torch
     return tokens[starts + torch.arange(T + 1)]
 
 # %% ../../nbs/08_language/01_text.ipynb #6f08736a
-def _side_by_side(tokens:torch.Tensor, T:int) -> torch.Tensor:
+def _windows_once(tokens:torch.Tensor, T:int) -> torch.Tensor:
     "(n, T + 1) consecutive windows that predict every token once but the first. ValueError if T is too large."
     _long_enough(tokens, T)
     return tokens.unfold(0, T + 1, T)
@@ -293,7 +293,7 @@ class Text:
 
     def heldout(self, T:int, n:int=None) -> torch.Tensor:
         "(n, T + 1) windows of the last tenth, evenly spread; all of them without `n`, or if there are fewer."
-        found = _side_by_side(self.kept_back, T)
+        found = _windows_once(self.kept_back, T)
         return found if n is None or n >= len(found) else found[torch.arange(n) * len(found) // n]
 
     def kinds(self, tokens:torch.Tensor) -> torch.Tensor:
@@ -307,7 +307,7 @@ class Text:
         return slice(0, len(self.vocab))
 
 # %% ../../nbs/08_language/01_text.ipynb #c76dd893
-def _words(text:str) -> list:
+def _text_words(text:str) -> list:
     "Runs of letters a–z and single other signs, in lower case; digits and spaces are dropped."
     return re.findall(r"[a-z]+|[^\sa-z\d]", text.lower())
 
@@ -315,7 +315,7 @@ def _words(text:str) -> list:
 def as_text(name:str, characters:str, vocab_size:int=1000) -> Text:
     """A text of words. The last tenth is kept back; the vocabulary is `<unk>` and the `vocab_size - 1` most frequent
     types of the rest. ValueError for a text without words, and for more types than the text has."""
-    said = _words(characters)
+    said = _text_words(characters)
     if not said: refuse(f"text {name}", "some words", f"{len(characters)} characters", fix="use another file")
     types = Counter(said[:len(said) * 9 // 10])
     if not 2 <= vocab_size <= len(types) + 1:

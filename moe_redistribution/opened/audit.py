@@ -33,9 +33,9 @@ from .recorded import RecordedBatch, start_of
 AuditUnit = namedtuple("AuditUnit", "name kind layer members")
 KINDS, WRITERS = ("experts", "heads", "ffns"), ("attn_out", "ffn_out", "shared_out")       # sites that enter the stream
 
-def _numbers(unit): return [int(n.rpartition("E")[2]) for n in unit.members]
+def _expert_numbers(unit): return [int(n.rpartition("E")[2]) for n in unit.members]
 
-def _by_layer(unit) -> dict:
+def _experts_by_layer(unit) -> dict:
     "Layer → the experts of a unit there."
     out = {}
     for n in unit.members: out.setdefault(int(n[1:].partition(".")[0]), []).append(int(n.rpartition("E")[2]))
@@ -67,7 +67,7 @@ def _unit_of_layers(s:LanguageModel, name:str) -> AuditUnit:
     if other := [x for x in names if ".E" not in x]: refuse("unit", "experts, where it has several layers", other[0],
                                                             fix="one unit for each head or site")
     if len({*names}) < len(names): refuse("unit", "each part once", name, fix="drop the repetitions")
-    own = _by_layer(AuditUnit(name, "layers", None, tuple(names)))
+    own = _experts_by_layer(AuditUnit(name, "layers", None, tuple(names)))
     said = [f"L{l}." + "+".join(f"E{e}" for e in sorted(own[l])) for l in sorted(own)]
     if len(own) == 1: return _audit_unit(s, said[0])
     members = tuple(f"L{l}.E{e}" for l in sorted(own) for e in sorted(own[l]))
@@ -126,7 +126,7 @@ def _can_have(s:LanguageModel, unit, how:str) -> bool:
     "Whether a unit can have an edit, `swap:E2` being none for E2 itself. ValueError for what no unit of its kind has."
     if unit.kind != "experts" or not how.startswith("swap:"):
         choose("edit", how, EDITS[unit.kind])
-        for l in _by_layer(unit) if how == "route_around" else ():
+        for l in _experts_by_layer(unit) if how == "route_around" else ():
             choose("site", f"L{l}.router_logits", s.sites)
             if unit.kind == "layers" and _has_biases(s.layers[l].gate, (), n_experts(s.layers[l].experts)):
                 refuse(f"route_around of {unit.name}", "routers that choose by their scores alone",
@@ -145,7 +145,7 @@ def _drawn_pairs(pool:torch.Tensor, n:torch.Tensor, g:torch.Generator) -> torch.
 # %% ../../nbs/09_opened/17_audit.ipynb #1d09c8bd
 def _sets_of_layers(s:LanguageModel, unit, n:int) -> list:
     "Up to n other units that have as many experts of each layer as this one."
-    of = {l: (len(own), n_experts(s.layers[l].experts)) for l, own in _by_layer(unit).items()}
+    of = {l: (len(own), n_experts(s.layers[l].experts)) for l, own in _experts_by_layer(unit).items()}
     g, found = torch.Generator().manual_seed(zlib.crc32(unit.name.encode())), {}
     most = min(n, math.prod(math.comb(E, m) for m, E in of.values()) - 1)
     while len(found) < most:
@@ -208,7 +208,7 @@ class AuditPlan:
 
     def pairs_of(self, b:RecordedBatch, k:int) -> torch.Tensor:
         "The pairs (b, t, E) of the experts of key k in a batch."
-        gates, mine = b.gates_of((unit := self.keys[k][0]).layer), _numbers(unit)
+        gates, mine = b.gates_of((unit := self.keys[k][0]).layer), _expert_numbers(unit)
         out = torch.zeros_like(gates, dtype=torch.bool)
         out[..., mine] = gates[..., mine] != 0
         return out
@@ -234,12 +234,12 @@ class AuditPlan:
         "The edits of the experts of key k in all their layers: closed in the gates, or barred from each choice."
         unit, how = self.keys[k]
         if how == "route_around": return combine_edits(self.s, {n: how for n in unit.members})
-        return {f"L{l}.gates": partial(_closed, torch.tensor(here)) for l, here in _by_layer(unit).items()}
+        return {f"L{l}.gates": partial(_closed, torch.tensor(here)) for l, here in _experts_by_layer(unit).items()}
 
     def drawn_edits(self, b:RecordedBatch, k:int, at, seed:int) -> dict:
         "The edits that do to draws of the load of key k in each window `at` what its own do, drawn within the pass."
         (unit, how), counts, out = self.keys[k], self.s.real(b.tokens)[at], {}
-        for l, own in _by_layer(unit).items():
+        for l, own in _experts_by_layer(unit).items():
             on = b.gates_of(l)[at] != 0
             k_here = int(on.sum(-1).max()) if how == "route_around" else 0
             site = f"L{l}.router_logits" if k_here else f"L{l}.gates"
@@ -253,7 +253,7 @@ class AuditPlan:
         if unit.kind == "layers": return AuditPass("effect", keys, self.layer_edits(k), torch.arange(n), None)
         if unit.kind != "experts": return AuditPass("effect", keys, self.site_edits(k), torch.arange(n), None)
         barred = torch.zeros(b.gates_of(unit.layer).shape[-1], dtype=torch.bool, device=b.gates_of(unit.layer).device)
-        barred[_numbers(unit)] = True
+        barred[_expert_numbers(unit)] = True
         return self.pair_pass(b, "effect", keys, self.pairs_of(b, k), barred)
 
 # %% ../../nbs/09_opened/17_audit.ipynb #8551edb2

@@ -188,7 +188,7 @@ def _block_parts(calls, experts, block):
         del WATCHED[experts.module]
     made = experts.made.view_as(rest) if experts.made.numel() == rest.numel() else None
     parts = dict(block=block.module, additive=made is not None and nearly_equal(made + rest, block.made))
-    if not parts["additive"]: parts["between"] = _between(calls, experts, block, rest, made)
+    if not parts["additive"]: parts["between"] = _what_a_block_does(calls, experts, block, rest, made)
     if not rest.any(): return parts
     inner = [c for c in calls if _within(c, block) and c.made is not None]
     gates = [(g.module, torch.sigmoid(g.made).view(*rest.shape[:-1], 1)) for g in inner
@@ -203,7 +203,7 @@ def _block_parts(calls, experts, block):
     return parts | dict(shared=shared, shared_gate=gate)
 
 # %% ../../nbs/09_opened/06_layers.ipynb #5595fb9d
-def _between(calls, experts, block, rest, made):
+def _what_a_block_does(calls, experts, block, rest, made):
     "What a block, whose output is `rest` without experts, does to what they `made` besides adding it."
     times = 1. if made is None else (((block.made - rest) * made).sum() / made.square().sum()).item()
     if made is not None and nearly_equal(rest + times * made, block.made): return f"their sum times {times:.3g}"
@@ -290,7 +290,7 @@ def _layer_of(calls:Sequence, heard:dict, family, config:torch.nn.Module) -> Lay
                                f"{kind} adds no two of its modules to the stream")
     parts |= {n: c.module for n, c in roles.items()} | dict(scale=scale, sums=bool(roles), whole=whole.module)
     if not roles: parts = dict(mixer=parts.get("attn"), ffn=parts.get("block")) | parts
-    absent |= parts.pop("absent", {}) | _absent(parts, whole, roles)
+    absent |= parts.pop("absent", {}) | _absent_sites(parts, whole, roles)
     x = Layer(**parts, absent=absent)
     _check_once(x, calls)
     own = {n: whole.module.get_submodule(at) for n, at in family.parts.items()}
@@ -306,7 +306,7 @@ def _check_once(x:Layer, calls:Sequence):
                fix="copy.deepcopy for what is shared")
 
 # %% ../../nbs/09_opened/06_layers.ipynb #ce58e74e
-def _absent(parts, whole, roles) -> dict:
+def _absent_sites(parts, whole, roles) -> dict:
     "Sites that a layer with these parts has not got → why."
     said, mixer = {}, roles.get("mixer")
     if "attn" not in parts:

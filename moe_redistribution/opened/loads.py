@@ -112,7 +112,7 @@ def _add_loads(state:dict, l:int, tr:Trace, counts:torch.Tensor):
     for name, v in new.items(): state[f"{l} {name}"] = state.get(f"{l} {name}", 0) + v.cpu()
 
 # %% ../../nbs/09_opened/15_loads.ipynb #48352aaa
-def _load_rows(state, l, name) -> list:
+def _layer_load_rows(state, l, name) -> list:
     "Row frames of the sums of layer l."
     (tokens, mass), n = (state[f"{l} {x}"] for x in ("tokens", "mass")), int(state[f"{l} n"])
     E, of = len(tokens), dict(condition=name, site=f"L{l}.routes", n_examples=n)
@@ -158,7 +158,7 @@ def text_loads(
         for l in own: _add_loads(state, l, tr, counts.to(tr[f"L{l}.gates"].device))
     summed_over_text(in_groups(windows(), batch), add, state, part, key, _tokens_told(say, batch * context))
     if not state: refuse("text", "tokens that count", "padding and special tokens alone", fix="another text")
-    return tidy([f for l in own for f in _load_rows(state, l, s.name)])
+    return tidy([f for l in own for f in _layer_load_rows(state, l, s.name)])
 
 # %% ../../nbs/09_opened/15_loads.ipynb #9aafc607
 def loads_table(found:pd.DataFrame) -> pd.DataFrame:

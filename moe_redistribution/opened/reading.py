@@ -50,7 +50,7 @@ class TextSubject(Layered):
         if new < 1 or not mask.any(1).all(): refuse("generate", "prompts with a token, and new ones", f"{new} new", 1)
         check_tokens_of(self.model, tokens.new_zeros(1, tokens.shape[1] + new))
         stops = None if stop is None else torch.as_tensor(stop, device=tokens.device).flatten()
-        config = _settings(new, stops, self.pad, more)
+        config = _generation_settings(new, stops, self.pad, more)
         self.here, self.places = mask, mask.cumsum(1) - 1
         self.reach = int(self.places.max()) + new                                           # none sees the last one
         with torch.no_grad(), without_defaults(self.model), self.passes(made) as (at, told):
@@ -165,7 +165,7 @@ SAYS_BY = ("do_sample", "temperature", "top_k", "top_p", "top_h", "min_p", "typi
             "sequence_bias", "renormalize_logits", "remove_invalid_values", "exponential_decay_length_penalty",
             "min_new_tokens", "num_beams", "num_return_sequences", "length_penalty", "early_stopping")
 
-def _settings(new, stops, pad, more):
+def _generation_settings(new, stops, pad, more):
     for name in more: choose("setting of generate", name, SAYS_BY, "one of these, or transformers' own generate")
     fill = pad if pad is not None else 0 if stops is None else int(stops[0])
     own = dict(max_new_tokens=new, do_sample=False, use_cache=True, pad_token_id=fill,

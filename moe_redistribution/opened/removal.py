@@ -33,7 +33,7 @@ def _experts_of(s:LanguageModel) -> dict:
     return {l: n_experts(s.layers[l].experts) for l in own}
 
 # %% ../../nbs/09_opened/20_removal.ipynb #c72d5bb6
-def _sums(s:LanguageModel, groups:Iterable, names:Sequence) -> torch.Tensor:
+def _expert_sums(s:LanguageModel, groups:Iterable, names:Sequence) -> torch.Tensor:
     "Sums (group, 4, experts) of tokens, gates, gate × norm and norm."
     out = []
     for group in groups:
@@ -182,7 +182,7 @@ def removal(
     every = list(windows())
     if len(every) < 4: refuse("text", "four windows or more", len(every), 4, "a longer text, or a smaller context")
     with _without_experts(s, _lowest(torch.zeros(len(names)), experts, share)): s.plain(every[0][None, :-1])     # fits?
-    sums = _sums(s, in_groups(every[::2], 1), names)
+    sums = _expert_sums(s, in_groups(every[::2], 1), names)
     score = _scores(sums.sum(0)) | dict(weight_norm=_weight_norms(s, experts))
     if effect is not None: score["effect"] = effect
     held, load, sets = every[1::2], score["load"], {}

@@ -41,7 +41,7 @@ def _empty_counts(s:LanguageModel, own:list, D:int) -> tuple:
         together=torch.zeros(2, E[l], E[l], dtype=torch.int64), n=torch.zeros(2, dtype=torch.int64)).items()}, B
 
 # %% ../../nbs/09_opened/21_specialise.ipynb #0360c831
-def _add(table:torch.Tensor, at:torch.Tensor, routes:torch.Tensor):
+def _count_routes(table:torch.Tensor, at:torch.Tensor, routes:torch.Tensor):
     "Adds one to `table` (rows …, experts) for each of `routes` (n, k), -1 for nobody, in the row `at` (n,)."
     where = (at[:, None] * table.shape[-1] + routes)[routes >= 0]
     table.view(-1).index_add_(0, where, torch.ones_like(where, dtype=table.dtype))
@@ -50,8 +50,8 @@ def _add_counts(state:dict, l:int, routes:torch.Tensor, block:torch.Tensor, toke
                 half:torch.Tensor, most:torch.Tensor):
     "Adds tokens with experts `routes` (n, k) to the counts of layer l; `most`: which of them count for their topic."
     table, E = state[f"{l} tokens"], state[f"{l} tokens"].shape[-1]
-    _add(table, (block * table.shape[1] + token)[most], routes[most])
-    _add(state[f"{l} positions"], block * _POSITIONS + position, routes)
+    _count_routes(table, (block * table.shape[1] + token)[most], routes[most])
+    _count_routes(state[f"{l} positions"], block * _POSITIONS + position, routes)
     on = torch.zeros(len(routes), E + 1).scatter_(1, routes + 1, 1)[:, 1:]
     for h in (0, 1):
         mine = on[half == h]

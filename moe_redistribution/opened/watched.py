@@ -101,16 +101,16 @@ def under(model:torch.nn.Module, experts:str=None, attention:str=None):
         if experts is not None: model.set_experts_implementation(experts)
         if attention is not None: model.set_attn_implementation(attention)
         for c, _ in before:
-            if type(c) is text: _tell(c, new)                           # a copied part has a config of its own
+            if type(c) is text: _tell_config(c, new)                           # a copied part has a config of its own
         yield
     finally:
         for m, training in modes: m.training = training
         was = before[0][1]
         if experts is not None: model.set_experts_implementation(was["_experts_implementation"])
         if attention is not None: model.set_attn_implementation(was["_attn_implementation"])
-        for c, was in before[1:]: _tell(c, was)                                  # parts of a model of several kinds
+        for c, was in before[1:]: _tell_config(c, was)                                  # parts of a model of several kinds
 
-def _tell(config:torch.nn.Module, names:dict):
+def _tell_config(config:torch.nn.Module, names:dict):
     "Sets what a config names, where it is another."
     for n, new in names.items():
         if getattr(config, n, None) != new: setattr(config, n, new)

@@ -18,17 +18,17 @@ from .tables import Shown, as_minus, to_read
 from .values import registered
 
 # %% ../../nbs/07_report/09_contrast_tables.ipynb #aa676718
-def _between(i, digits):
+def _interval_text(i, digits):
     return f"{i:+.{digits if max(map(abs, i[:3])) < 100 else 0}}"              # entries of a book, and not shares
 
-def _answer(c, which, digits):
+def _answer_cell(c, which, digits):
     "One answer to a claim: the word, the number of the reading that gives it with n, and which reading that is."
     d, says, read = deciding(c, which), getattr(c, which), getattr(c, f"{which}_read")
     if says == NOT_ASKED: return says
     if which == "seen":
         checkpoint = read.rpartition(", ")[2] * (d.checkpoint != "none")
         read = ", ".join(filter(None, [SEEDS_OF[d.seeds], checkpoint]))
-    number = f"{_between(d.interval, digits)}, n = {d.n}" if d.n else ""
+    number = f"{_interval_text(d.interval, digits)}, n = {d.n}" if d.n else ""
     return as_minus("; ".join(filter(None, [says, number, labelled(read).replace(" minus ", " − ")])))
 
 # %% ../../nbs/07_report/09_contrast_tables.ipynb #3b23fe59
@@ -43,7 +43,7 @@ def verdict_table(beginnings:str|Sequence, caption:str, digits:int=3) -> Shown:
     if not found: refuse("claims", "a beginning of some key", beginnings, margin.index[-1], "see statements()")
     heads = dict(zip(THREE_ANSWERS, ("seen?", "control?", "read otherwise?")))
     return to_read(pd.DataFrame([{"claim": k, "verdict": labelled(verdict_words(c)), "says": c.statement,
-                                  **{head: _answer(c, a, digits) for a, head in heads.items()},
+                                  **{head: _answer_cell(c, a, digits) for a, head in heads.items()},
                                   "margin": margin[k] or "–"} for k, c in found]),
                    caption)
 
@@ -57,7 +57,7 @@ def contrast_answers(rows:pd.DataFrame, families:Sequence, caption:str, edits:Se
     """The registered contrasts of some families on `rows`: what each asks, the difference with its interval, outcome
     and n. Of several `edits` each line says its own."""
     found = pd.concat([contrasts(rows, e, item=f) for f in families for e in edits])
-    difference = [_between(registered(r), digits) if r["n"] else "not run" for _, r in found.iterrows()]
+    difference = [_interval_text(registered(r), digits) if r["n"] else "not run" for _, r in found.iterrows()]
     asks = found["id"].map(contrast_asks()) + (", at " + found["edit"] if len(edits) > 1 else "")
     return to_read(pd.DataFrame({"asks": asks.to_numpy(), "difference": difference,
                                  "outcome": found["outcome"].to_numpy(), "n": found["n"].to_numpy()}), caption)

@@ -207,7 +207,7 @@ def _at(own, name, k, v):
     return own[own[k].isin(left)]
 
 # %% ../../nbs/07_report/05_figures.ipynb #677fa3c3
-def _usual(own, k):
+def _usual_rows(own, k):
     "Rows of some conditions at one value of a column that nobody named, the same for all."
     each = [list(f[k].unique()) for f in own.values()]
     if len(set(map(tuple, each))) == len(each[0]) == 1: return own
@@ -229,7 +229,7 @@ def _rows_by_name(rows:pd.DataFrame, names:Iterable, **where) -> dict:
     for k, v in where.items():
         if v is not None: own = {n: _at(f, n, k, v) for n, f in own.items()}
     for k in USUAL:
-        if k not in where and k in rows: own = _usual(own, k)
+        if k not in where and k in rows: own = _usual_rows(own, k)
     free = [k for k, v in where.items() if v is None or isinstance(v, (list, tuple))]
     for n, f in own.items():
         if f["value"].isna().all(): refuse(f"values of {n}", "numbers", "NaN alone", fix=f"leave {n} out")
@@ -245,7 +245,7 @@ def _history_by_name(history:pd.DataFrame, names:Iterable, metric:str) -> dict:
 
     ValueError that says what there is, as for `_rows_by_name`."""
     own = _each_named(history, names, ("seed", "step", metric))
-    if "stream" in history: own = _usual(own, "stream")
+    if "stream" in history: own = _usual_rows(own, "stream")
     for n, f in own.items():
         if f[metric].isna().all():
             there = [k for k in f if k not in ("seed", "step") and f[k].dtype.kind == "f" and f[k].notna().any()]
@@ -428,7 +428,7 @@ def table_text(compared:pd.DataFrame, metrics:Sequence[str]=COLUMNS1) -> pd.Data
     return pd.DataFrame(out).T.fillna("–")
 
 # %% ../../nbs/07_report/05_figures.ipynb #82b7bd3c
-def _labels(text):
+def _condition_labels(text):
     "Labels for the conditions in a `condition` cell, which may list several and set them against others."
     return (" vs ".join(", ".join(label(n) for n in part.split()) for part in str(text).split(" vs "))
             if "/" in str(text) else text)
@@ -437,7 +437,7 @@ def verdicts(compared:pd.DataFrame, columns:Sequence=("variant", "condition", "m
     "A `compare` frame as a table to read (`tables.compared_table`), its rows named by the given columns."
     words = {"variant": VARIANT, "task": TASK, "metric": METRIC}
     def word(r, n):
-        if n == "condition": return _labels(r.condition)
+        if n == "condition": return _condition_labels(r.condition)
         return words.get(n, {}).get(getattr(r, n), str(getattr(r, n)).replace("_", " "))
     names = [" · ".join(x for n in columns if (x := word(r, n)) not in ("", "nan")) for r in compared.itertuples()]
     return compared_table(compared, caption, names)

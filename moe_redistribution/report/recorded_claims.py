@@ -27,20 +27,20 @@ def _ledger(path, changed):
     table = pd.read_csv(path, keep_default_na=False, na_values=dict.fromkeys(numbers, ""))
     return table, {r.key: r for r in table.itertuples(index=False, name="Claim")}
 
-def _read(root=None):
+def _ledger_read(root=None):
     path = of_clone(Clone(root) / "results/ledger.csv")
     return _ledger(path, path.stat().st_mtime_ns)
 
 def recorded_ledger(root:str|Path=None) -> pd.DataFrame:
     "The recorded ledger, a line a claim: nan where there is no number, an empty text where there are no words."
-    return _read(root)[0].copy()
+    return _ledger_read(root)[0].copy()
 
 # %% ../../nbs/07_report/06_recorded_claims.ipynb #ac18b0db
 def claim(
     key:str,  # its key in the ledger, such as G-06
 ) -> tuple:  # named, the ledger's columns as attributes: verdict, seen, control_read, paper_mean …
     "A claim of the paper as the recorded ledger has it. ValueError, with the nearest, for an unknown key."
-    known = _read()[1]
+    known = _ledger_read()[1]
     return known[choose("claim", key, list(known))]
 
 # %% ../../nbs/07_report/06_recorded_claims.ipynb #dec1d101
@@ -68,7 +68,7 @@ def verdict_text(c) -> str:
 # %% ../../nbs/07_report/06_recorded_claims.ipynb #59d60e17
 def answer_text(c, answer:str, digits:int=3) -> str:
     "One answer in words: yes, no, open or –, how it was read, its number and whose seeds these are."
-    d, says, read = deciding(c, answer), getattr(c, answer), getattr(c, f"{answer}_read")
+    d, says, read = deciding(c, answer), getattr(c, answer), getattr(c, f"{answer}_ledger_read")
     if says == NOT_ASKED: return f"{says}: {read}" if read else says
     sign = "" if c.expects == "number" else "+"
     number = f"{d.interval:{sign}.{digits if abs(d.interval.mean) < 100 else 0}}, n = {d.n}" if d.n else ""

@@ -122,7 +122,7 @@ def forest(values:Mapping, xlabel:str="", levels:Mapping=None, hollow:Iterable=N
     return ax
 
 # %% ../../nbs/07_report/04_shapes.ipynb #0611ed2c
-def _apart(ys, gap):
+def _spread_heights(ys, gap):
     "Heights no closer than `gap`, in the order that they have, and none below the axis."
     order, out = np.argsort(ys), np.array(ys, float)
     for a, b in zip(order, order[1:]): out[b] = max(out[b], out[a] + gap)
@@ -135,7 +135,7 @@ def name_at_ends(ax, ends:Mapping, size:float=8):
     log = ax.get_yscale() == "log"
     place = (lambda y: np.log(y / low) / np.log(high / low)) if log else (lambda y: (y - low) / (high - low))
     inches = ax.figure.get_figheight() * ax.get_position().height
-    heights = _apart([place(y) for _, y, _ in ends.values()], 1.25 * size / 72 / inches)
+    heights = _spread_heights([place(y) for _, y, _ in ends.values()], 1.25 * size / 72 / inches)
     for (said, (_, _, hue)), h in zip(ends.items(), heights):
         ax.annotate(said, (1, h), xycoords="axes fraction", xytext=(6, 0), textcoords="offset points", fontsize=size,
                     color=hue, va="center")
