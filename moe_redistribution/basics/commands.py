@@ -30,6 +30,7 @@ class _Command:
     told: str = ""
     threads: int = 1
 
+# %% ../../nbs/00_basics/06_commands.ipynb #04d4e0a9
 def _command(name, run, **how):
     "A command as it is kept."
     if not callable(run): refuse(f"command {name}", "a function of parsed arguments", repr(run)[:80], fix="def it")
@@ -43,6 +44,7 @@ def _command(name, run, **how):
 COMMANDS = Kind("command", "What the command line does.", (), _command,
                 every=lambda: ask("every_command"))
 
+# %% ../../nbs/00_basics/06_commands.ipynb #16310b83
 def command(name:str, about:str, example:str, **how):
     "Declares the decorated function of parsed arguments as a subcommand; `how`: see `_Command`."
     return register("command", name, None, origin_of(sys._getframe(1).f_globals), about=about, example=example, **how)
@@ -72,6 +74,7 @@ def read_seeds(text:str, what:str="seeds") -> list:
         return [s for a, b in ends for s in range(a, b + 1)]
     refuse(what, "numbers and ranges such as 42,137 or 1-128", repr(text), fix=f"--{what} 42,137")
 
+# %% ../../nbs/00_basics/06_commands.ipynb #65b6fc48
 def add_steps(p:ArgumentParser):
     "The argument for the length of the schedule."
     p.add_argument("--steps", type=int, help="adds the option +stepsN to the name of each condition: another schedule, "
@@ -105,6 +108,7 @@ def progress_place() -> str:
     if getattr(shell, "kernel", None) is not None: return "notebook"
     return "nowhere" if os.environ.get("CI") or "PYTEST_CURRENT_TEST" in os.environ else "log"
 
+# %% ../../nbs/00_basics/06_commands.ipynb #90017c92
 class Line:
     """Shows a text that changes: each time on a `terminal` or in a `notebook`, once a minute in a `log`, and not at all
     `nowhere`; `write(text)` takes a line of the log."""

@@ -65,6 +65,7 @@ def _listed_hashes(listing:Path) -> dict:
     for line in listing.read_text(encoding="utf-8").splitlines(): out.setdefault(line[66:], set()).add(line[:64])
     return out
 
+# %% ../../nbs/00_basics/02_files.ipynb #d97d59e6
 AS_IT_LIES = contextvars.ContextVar("as it lies", default=False)
 
 @contextlib.contextmanager
@@ -95,6 +96,7 @@ def as_committed(path:str|Path, listing:Path=None) -> Path:
     refuse(name, wanted, f"sha256 {got[:12]}", fix=f"git checkout -- {name}, or make sums if the change was meant",
            error=Damaged)
 
+# %% ../../nbs/00_basics/02_files.ipynb #a93cb515
 def of_clone(path:str|Path) -> Path:
     """`path` as it is, if it is `as_committed`. FileNotFoundError (expected, got, fix) where the package is installed
     without the repository that it belongs to; `Damaged` for a file that `SHA256SUMS` does not know."""
@@ -136,6 +138,7 @@ def _relist(listing:Path, name:str, add:Iterable[str]=(), drop:Iterable[str]=())
         text = "".join(f"{h}  {n}\n" for n in sorted(lines, key=Path) for h in sorted(lines[n]))
         replace_file(listing, text.encode())
 
+# %% ../../nbs/00_basics/02_files.ipynb #7674cf4f
 def write_whole(path:str|Path, data:bytes, flush:bool=True) -> Path:
     """Writes `data` to `path`, whole or not at all; where a SHA256SUMS lists such files, with its hash there. An
     OSError leaves the old file alone; that of a full disk says what to do."""

@@ -19,8 +19,8 @@ import ast, hashlib, inspect, os, re, sys, threading, traceback, warnings
 
 from .errors import refuse
 from .files import file_hash
-from .registry import (KIND_TABLES, PACKAGE, WHAT_READ, Kind, Origin, all_or_nothing, known_tables,
-                                               ask, read_digest, table_of)
+from .registry import (KIND_TABLES, PACKAGE, WHAT_READ, Kind, Origin, all_or_nothing,
+                                               known_tables, ask, read_digest, table_of)
 from .registry import origin_of, register  # noqa: F401, users' files have them from here
 from .own_code import count_as_users, is_users, reads, variables
 
@@ -35,24 +35,26 @@ class _Plugin:
     entry: Any
     place: Path | None
     files = property(lambda self: _python_files(self.place))
-    home = property(lambda self: self.entry.value.partition(":")[0].partition(".")[0])              # its outermost module
+    home = property(lambda self: self.entry.value.partition(":")[0].partition(".")[0])     # its outermost module
     def __str__(self): return f"plug-in {self.brings}, entry {self.entry.name} = {self.entry.value}"
 
 @lru_cache(maxsize=None)
 def _python_files(place) -> tuple:
     return tuple(sorted(place.rglob("*.py"))) if place and place.is_dir() else (place,) if place else ()
 
+# %% ../../nbs/00_basics/05_kinds.ipynb #e65aac94
 def _place_of(module):
     "The folder of the outermost package in which a module lies, or its file, or None; nothing is imported."
     at = None
     for depth in range(1, 1 + len(parts := module.split("."))):
         try: at = find_spec(".".join(parts[:depth]))
         except (ImportError, ValueError): break
-        if at is None or at.has_location: break                                       # else several packages share a name
+        if at is None or at.has_location: break                          # else several packages share a name
     if at is None or not at.has_location or parts[0] == PACKAGE: return None
     file = Path(at.origin).resolve()
     return file.parent if file.stem == "__init__" else file
 
+# %% ../../nbs/00_basics/05_kinds.ipynb #57c7043d
 @lru_cache(maxsize=1)
 def _plugins() -> tuple:
     "The plug-ins that are installed, by name. Nothing of theirs is imported."
@@ -67,6 +69,7 @@ def _plugin_with(path):
     "The plug-in to which a Python file belongs, or None."
     return next((p for p in _plugins() if path in p.files), None)
 
+# %% ../../nbs/00_basics/05_kinds.ipynb #a9586fda
 def _words(path) -> list:
     "The modules that a Python file imports, as it names them."
     try: tree = ast.parse(path.read_bytes())
@@ -76,13 +79,15 @@ def _words(path) -> list:
     return said + [n.module for n in of if n.module] + [a.name for n in of if not n.module for a in n.names]
 
 def _beside(path) -> list:
-    "The Python files in a file's own folder that it imports; of a folder that it imports, all; of a plug-in's, all of it."
+    """The Python files in a file's own folder that it imports; of a folder that it imports, all; of a plug-in's, all
+    of it."""
     if plugin := _plugin_with(path): return [*plugin.files]
     names = sorted({s.partition(".")[0] for s in _words(path)} - {*sys.stdlib_module_names})
     alone = [p for n in names if (p := path.with_name(f"{n}.py")).is_file()]
     return alone + [p for n in names if (path.with_name(n) / "__init__.py").is_file()
                     for p in sorted(path.with_name(n).rglob("*.py"))]
 
+# %% ../../nbs/00_basics/05_kinds.ipynb #650072f2
 _HOLDS_DOCS = ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef
 
 def _said_by(path) -> str:
@@ -95,6 +100,7 @@ def _said_by(path) -> str:
             node.body = node.body[1:] or [ast.Pass()]
     return hashlib.sha256(ast.unparse(tree).encode()).hexdigest()
 
+# %% ../../nbs/00_basics/05_kinds.ipynb #d6c582ce
 def _hashes(path) -> dict:
     "What a Python file says, and each beside it that it imports, as hashes by path; its own first."
     own, todo = {}, [Path(path).resolve()]
@@ -124,7 +130,8 @@ def origin_of_file(module:str, names:dict) -> Origin:
 
 # %% ../../nbs/00_basics/05_kinds.ipynb #7b90a064
 def _written_by(filename, through) -> str:
-    "Whose code a frame runs: the library's, a user's (`through`: anybody's; else of a file or in a session), or neither."
+    """Whose code a frame runs: the library's, a user's (`through`: anybody's; else of a file or in a session), or
+    neither."""
     path = Path(filename)
     if path.is_relative_to(Path(import_module(PACKAGE).__file__).parent): return "library"
     if through: return "user" if is_users(filename) else ""
@@ -140,6 +147,7 @@ def users_line(e:BaseException, through:bool=False) -> str:
     path = Path(own[-1].filename)
     return f"{path.name if path.is_file() and path.suffix == '.py' else 'this session'}, line {own[-1].lineno}"
 
+# %% ../../nbs/00_basics/05_kinds.ipynb #42db674c
 @contextmanager
 def worded_errors(what:str, expected:str, at:str=""):
     "Within it an error of a user's code, or any if `at` says whose, is refused with its line; a refusal goes through."
@@ -163,6 +171,7 @@ def _aside():
     "What others' code prints while it is imported goes to stderr: on stdout may be a table for a program."
     return redirect_stdout(sys.stderr)
 
+# %% ../../nbs/00_basics/05_kinds.ipynb #2b73db60
 def _load(plugin):
     "Imports what a plug-in brings, all or nothing; a warning if it cannot be."
     def ours(): return {n for n in [*sys.modules] if n.partition(".")[0] == plugin.home}
@@ -172,7 +181,7 @@ def _load(plugin):
             plugin.entry.load()
             found = _all_read(dict.fromkeys(plugin.files), read)
             WHAT_READ.update({str(p): WHAT_READ.get(str(p), {}) | found for p in plugin.files})
-    except BaseException as e:                                  # one that calls sys.exit() has not registered what follows
+    except BaseException as e:                      # one that calls sys.exit() has not registered what follows
         for n in ours() - before: sys.modules.pop(n)
         for path in {*map(str, plugin.files)} - {*files_in_use()}: FILES.pop(path, None)
         for table in known_tables():
@@ -185,6 +194,7 @@ def _load(plugin):
             f"{users_line(e, through=True) or plugin.entry.value}, {uninstall}"
         warnings.warn(f"{plugin}: {said}", stacklevel=2)
 
+# %% ../../nbs/00_basics/05_kinds.ipynb #5ceee858
 def refuse_clash(table:Kind, name:str):
     "ValueError for a name that several plug-ins bring."
     *first, last = sorted(table.clashes[name])
@@ -192,17 +202,19 @@ def refuse_clash(table:Kind, name:str):
            fix=f"pip uninstall all but one, such as {last.partition(' ')[0]}")
 
 def is_a_clash(table:Kind, name:str, origin:Origin) -> bool:
-    "Does another plug-in bring this name as well? It is taken out of the table then, for whichever came first is chance."
+    """Does another plug-in bring this name as well? It is taken out of the table then, for whichever came first is
+    chance."""
     was = table.origin(name)
     if not (name in table.clashes or was.brings and was.brings != origin.brings): return False
     table.clashes.setdefault(name, {was.brings}).add(origin.brings)
     if name in table.origins: table.put(name, None, None)
     return True
 
+# %% ../../nbs/00_basics/05_kinds.ipynb #960a9bb1
 def load_plugins():
     "Imports the modules of all plug-ins that are installed, once a process; not while the library itself is imported."
     if _AT["done"]: return
-    with _LOCK:                                                 # another thread waits; what a plug-in itself asks does not
+    with _LOCK:                                     # another thread waits; what a plug-in itself asks does not
         if _AT["done"] or _AT["busy"]: return
         if not (found := _plugins()): return _AT.update(done=True)
         if _half_imported({PACKAGE, *(p.home for p in found)}): return
@@ -235,6 +247,7 @@ def _package(folder):
         sys.modules[name].__path__ = [str(folder)]
     return sys.modules[name]
 
+# %% ../../nbs/00_basics/05_kinds.ipynb #6a4a8381
 def _take_neighbours(hashes, package):
     "Forgets all files beside a user's if one is not as it was imported, and namesakes from other folders."
     changed = [p for p, now in hashes.items() if _LOADED.get(p, now) != now]
@@ -268,6 +281,7 @@ def _all_read(own, read):
     named = {n: v for p in texts for n, v in variables(p).items()}
     return {p: h for p, h in read.items() if Path(p) not in own} | named
 
+# %% ../../nbs/00_basics/05_kinds.ipynb #b28bd2bd
 def _is_as_read(path):
     "Is what a file read as it was? What it imported from elsewhere and has changed is forgotten."
     now = {p: variables(path).get(p, v) if p[0] == "$" else file_hash(p) if Path(p).is_file() else ""
@@ -276,6 +290,7 @@ def _is_as_read(path):
     for name in [n for n, m in sys.modules.items() if getattr(m, "__file__", None) in changed]: del sys.modules[name]
     return not changed
 
+# %% ../../nbs/00_basics/05_kinds.ipynb #4df899db
 def _run_file(path, module, spec):
     "Carries out a module's file. ValueError if Python cannot, or a refusal of what it registers."
     try:
@@ -299,12 +314,14 @@ def import_file(
     "Imports a Python file as a module. ValueError if it cannot be, or is not the one with this hash."
     load_plugins()
     try: path = Path(file).resolve()
-    except (OSError, RuntimeError, ValueError) as e: refuse("import", "a Python file", f"{file!s}: {e}", fix="--import my_study.py")
+    except (OSError, RuntimeError, ValueError) as e:
+        refuse("import", "a Python file", f"{file!s}: {e}", fix="--import my_study.py")
     if path.suffix != ".py" or not path.is_file():
         refuse("import", "a Python file", path, fix="--import my_study.py")
     now = _own_digest(path)
     if digest not in (None, now):
-        refuse(f"import {path.name}", "the file as it was", "another, for it has changed since", fix="the same command again")
+        refuse(f"import {path.name}", "the file as it was", "another, for it has changed since",
+               fix="the same command again")
     package, stem = _package(path.parent), re.sub(r"[^a-zA-Z0-9]", "_", path.stem)
     where = hashlib.sha256(path.name.encode()).hexdigest()[:4]
     name = f"{package.__name__}.{stem}_{where}_{now[:8]}"
@@ -320,6 +337,7 @@ def import_file(
     FILES[str(path)] = now
     return module
 
+# %% ../../nbs/00_basics/05_kinds.ipynb #f9f92dfb
 def need_files(files:dict):
     "Imports files (file → hash) that a job needs, unless this process has them. ValueError where one has changed."
     for file, digest in files.items():

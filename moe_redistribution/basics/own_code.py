@@ -32,6 +32,7 @@ def _recorded(folder):
     finally: _SCOPES.pop()
     return {str(Path(folder, line[0]).resolve()) for text in lines for line in csv.reader(text) if line}
 
+# %% ../../nbs/00_basics/04_own_code.ipynb #89cec16f
 _OF_PLUGINS = set()             # files, and folders with a separator behind
 
 def count_as_users(places:Iterable[str]):
@@ -41,13 +42,15 @@ def count_as_users(places:Iterable[str]):
 
 @functools.lru_cache(maxsize=None)
 def is_users(file:str) -> bool:
-    "Is a file of Python a user's: neither the library's, nor Python's own, nor of an installed package that is no plug-in?"
+    """Is a file of Python a user's: neither the library's, nor Python's own, nor of an installed package that is no
+    plug-in?"""
     if file.startswith("<frozen "): return False
     if _OF_PLUGINS and str(Path(file).resolve()).startswith(tuple(_OF_PLUGINS)): return True
     if {"site-packages", "dist-packages"} & {*Path(file).parts}: return False
     if _at_home(file) or (path := str(Path(file).resolve())).startswith(_INSTALLED): return False
     return not any(path in _recorded(p) for p in sys.path if p and path.startswith(str(Path(p).resolve()) + os.sep))
 
+# %% ../../nbs/00_basics/04_own_code.ipynb #e0c0106c
 def of_users(thing:object) -> bool:
     "Is a function, a class or an object of one a user's?"
     while isinstance(thing, functools.partial): thing = thing.func
@@ -60,14 +63,17 @@ def of_users(thing:object) -> bool:
 # %% ../../nbs/00_basics/04_own_code.ipynb #53cbd362
 _ELSEWHERE = ("/proc/", "/sys/", "/dev/", "/etc/", "/usr/")
 
+# %% ../../nbs/00_basics/04_own_code.ipynb #482c288e
 def _for_user():
-    "Is it a user's code for which something is opened just now? A traceback that quotes it (`linecache`) opens it for itself."
+    """Is it a user's code for which something is opened just now? A traceback that quotes it (`linecache`) opens it
+    for itself."""
     frame = sys._getframe(2)
     while frame and not is_users(name := frame.f_code.co_filename):
         if name == linecache.__file__ or _at_home(name) and name != _for_user.__code__.co_filename: return False
         frame = frame.f_back
     return frame is not None
 
+# %% ../../nbs/00_basics/04_own_code.ipynb #08b5329d
 def _hear(event, args):
     if event != "open" or isinstance(args[0], int) or args[0] is None: return
     path, writes = os.fsdecode(args[0]), bool((args[2] or 0) & (os.O_WRONLY | os.O_RDWR))
@@ -85,6 +91,7 @@ def _hear(event, args):
     finally: _SCOPES.pop()
 sys.addaudithook(_hear)
 
+# %% ../../nbs/00_basics/04_own_code.ipynb #c5140b29
 def _telling(reader):
     "A reader that opens its file beneath Python, where nobody hears of it, made to tell."
     @functools.wraps(reader, updated=())

@@ -21,13 +21,17 @@ from .errors import choose, refuse
 # %% ../../nbs/00_basics/03_registry.ipynb #4e615706
 PACKAGE = "moe_redistribution"
 
-HOOKS = {name: room for room, names in {      # function → the room that is imported when it is asked
+# function → the room that is imported when it is asked
+HOOKS = {name: room for room, names in {
     "basics.kinds": "load_plugins refuse_clash is_a_clash origin_of_file files_in_use need_files import_file "
                     "registered_things",
     "basics.own_code": "of_users",
-    "guard.properties": "untouched_library usual_defaults say_if_alike", "guard.users_tasks": "check_task made_task",
-    "guard.rehearsal": "rehearse watched_training", "guard.users_instruments": "checked_rows",
-    "guard.users_jobs": "rows_of_job say_of_rows read_twice", "record.cli": "every_command"}.items() for name in names.split()}
+    "guard.properties": "untouched_library usual_defaults say_if_alike",
+    "guard.users_tasks": "check_task made_task",
+    "guard.rehearsal": "rehearse watched_training",
+    "guard.users_instruments": "checked_rows",
+    "guard.users_jobs": "rows_of_job say_of_rows read_twice",
+    "record.cli": "every_command"}.items() for name in names.split()}
 
 def ask(hook:str, *args):
     "What a hook's function gives. KeyError for a hook that there is not."
@@ -35,11 +39,13 @@ def ask(hook:str, *args):
 
 # %% ../../nbs/00_basics/03_registry.ipynb #4e615710
 WHAT_READ = {}                  # a user's file → what it read while it was imported: path → hash, $NAME → value
+
 def read_digest(read:dict) -> str:
     "A plus and a hash of what was read, wherever it lies; of nothing, empty."
     said = sorted(v if n[0] != "$" else f"{n}={v}" for n, v in read.items())
     return "+" + hashlib.sha256("\n".join(said).encode()).hexdigest()[:16] if said else ""
 
+# %% ../../nbs/00_basics/03_registry.ipynb #ec1893ff
 @dataclass(frozen=True)
 class Origin:
     """Where a registered thing comes from: a user's `file` and its `digest`, or no file; the `module` that ran; and the
@@ -54,6 +60,7 @@ class Origin:
     def __str__(self):
         return self.brings or Path(self.file).name if self.file else "this session" if self.own else self.module
 
+# %% ../../nbs/00_basics/03_registry.ipynb #ce08f019
 def origin_of(names:dict) -> Origin:
     "The origin of what is registered by code with these globals."
     module = names.get("__name__", "")
@@ -70,6 +77,7 @@ def cached_by_kind(f:Callable):
     CACHES.append(lru_cache(maxsize=None)(f))
     return CACHES[-1]
 
+# %% ../../nbs/00_basics/03_registry.ipynb #d9d0e349
 class Kind(dict):
     """All things of one kind by name. `about`: what they are; `known`: the library's own; `word`: (pattern, what it
     asks for) of a name. `check(name, thing, **how)` gives what is kept of a thing, or refuses it. `every()`: all that
@@ -121,6 +129,7 @@ def _again(old, origin, thing):
     if was.file != origin.file: return False
     return was.module != origin.module if was.file else before is not thing and _called(before) == _called(thing)
 
+# %% ../../nbs/00_basics/03_registry.ipynb #5a8f1f70
 def _add(table, name, thing, origin, how):
     what = f"name of {'an' if table.kind[0] in 'aeiou' else 'a'} {table.kind}"
     if not re.fullmatch(table.word[0], str(name)):
@@ -151,6 +160,7 @@ def known_tables() -> list:
     rooms = [(sys.modules.get(f"{PACKAGE}.{room}"), name) for room, name in KIND_TABLES.values()]
     return [getattr(room, name) for room, name in rooms if hasattr(room, name)]
 
+# %% ../../nbs/00_basics/03_registry.ipynb #fc9fc4d1
 @contextmanager
 def all_or_nothing():
     "What is registered within it is taken back if it ends in an error."
@@ -158,7 +168,8 @@ def all_or_nothing():
     try: yield
     except BaseException:
         for table, name, value, origin in _ADDED[n:][::-1]:
-            if name in table.held() and not table.origin(name).own: continue  # a room of the library, imported meanwhile
+            # a room of the library, imported meanwhile
+            if name in table.held() and not table.origin(name).own: continue
             table.put(name, value, origin)
         del _ADDED[n:]
         raise

@@ -35,6 +35,7 @@ def _activation(state, given):
                f"give activation={said or 'silu'!r}")
     return choose("activation", said, ACTIVATIONS)
 
+# %% ../../nbs/02_models/08_authors.ipynb #d8c01111
 def _read_condition(state:dict, activation:str=None, top_k:int=1, options:str="") -> str:
     """The name of the condition that a state dictionary of the authors' code belongs to. `activation` (unless a config
     beside the weights has it), `top_k` and `options` such as `+frozen` are not in it. ValueError for a vocabulary of no
@@ -71,6 +72,7 @@ THEIRS = ("ffn", "glu", "moe", "moe_glu")               # what stands in the FFN
 
 def _prefixes(c): return [f"ffn.experts.{e}." for e in range(c.n_experts)] if c.routed else ["ffn."]
 
+# %% ../../nbs/02_models/08_authors.ipynb #007fd2c1
 def from_authors(states, activation:str=None, top_k:int=1, options:str=""):
     """(parameters with a leading seed axis, condition name) of one state dictionary of the authors' code or a list of
     them. ValueError (which parameter, expected and got) if they are not all of one condition or lack a parameter of
@@ -83,6 +85,7 @@ def from_authors(states, activation:str=None, top_k:int=1, options:str=""):
     each = [_member(_unwrapped(s), c) for s in states]
     return {n: torch.stack([m[n] for m in each]) for n in shapes(c)}, c.name
 
+# %% ../../nbs/02_models/08_authors.ipynb #87bd76da
 def _member(state, c):
     "Parameters of one model, without the seed axis; positions that the task never reads are left behind."
     out = {}

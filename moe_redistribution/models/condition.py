@@ -18,12 +18,12 @@ from ..tasks.task import TASKS, Task, get_task
 from .routers import Router
 from .more_routers import ROUTERS
 from .variants import VARIANTS, Variant, check_variant
-from .events import (ATTENTION, EMBEDDINGS, EVENTS, EXPERTS, NORM_GAINS, NUMBER, fields_of, read_events,
-                                              in_new_names,
-                                              short_number, write_events)
+from .events import (ATTENTION, EMBEDDINGS, EVENTS, EXPERTS, NORM_GAINS, NUMBER,
+                                              fields_of, read_events, in_new_names, short_number, write_events)
 
 # %% ../../nbs/02_models/03_condition.ipynb #65b66d7b
 LEAST_OF = dict(batch=0, weight_decay=0., clip=0., balance=0., lr=1e-12)       # of a recipe's numbers; of others 1
+
 def _check_number(what, field, x):
     "ValueError unless it is a number that its field may have."
     least, usual = LEAST_OF.get(field, 1), next(iter(RECIPES.values())).get(field, 500)
@@ -32,6 +32,7 @@ def _check_number(what, field, x):
     refuse(what, f"a {'whole ' * (kind is numbers.Integral)}number from {least:g} on", repr(x), usual,
            f"write {field}={usual}")
 
+# %% ../../nbs/02_models/03_condition.ipynb #34f355a0
 def _recipe(name, recipe):
     "A recipe as it is kept: all fields of the paper's."
     every = list(next(iter(RECIPES.values())))
@@ -47,6 +48,7 @@ def _recipe(name, recipe):
                    max(1, round(recipe[longer] / recipe[f])) * recipe[f], "write it")
     return dict(recipe)
 
+# %% ../../nbs/02_models/03_condition.ipynb #ab28ff8a
 RECIPE_VERSION = 1         # bump by hand when training changes in a way that the fields below do not show
 RECIPES = Kind("recipe", "How a task's models are trained.", {
     "add7":   dict(d_model=64, d_head=16, d_mlp=256, activation="silu", lr=1e-3, weight_decay=0.01, clip=1.0,
@@ -145,6 +147,7 @@ OPTIONS = {                                                # field: (pattern, re
     "batch":        (r"batch(\d+)", int, "+batch256"),
     "steps":        (r"steps(\d+)", int, "+steps2000")}
 
+# %% ../../nbs/02_models/03_condition.ipynb #56a341dd
 def _no_option(word):
     for field, (pattern, *_) in [*OPTIONS.items()][1:]:
         if re.fullmatch(pattern, word): refuse("name of a router", "a new one", f"{word!r}, which is a {field}", "own")
@@ -152,6 +155,7 @@ ROUTERS.barred[:] = [_no_option]
 
 # %% ../../nbs/02_models/03_condition.ipynb #f8be30e6
 ROUTED_ONLY = ("router", "gate", "balance")
+
 def _router_options():
     "Words that a name may have for its router; a learned one needs none."
     return [w for w in ROUTERS if w not in ("none", "learned")]
@@ -201,6 +205,7 @@ def _read_body(name, body):
     if got["n_experts"] is not None: _bad(name, f"{ffn} without experts", written, f"drop {written}")
     return got | dict(n_experts=1, top_k=1)
 
+# %% ../../nbs/02_models/03_condition.ipynb #fbb9b22d
 def _read_option(name, text):
     "(field, value) of one option, or the nearest valid option."
     if text in _router_options(): return "router", text
@@ -210,6 +215,7 @@ def _read_option(name, text):
     _bad(name, f"options such as {', '.join(examples)}", f"'+{text}'; {nearest('+' + text, examples)}",
          "use a valid option")
 
+# %% ../../nbs/02_models/03_condition.ipynb #1c1415fc
 def _read_options(name, options, ffn):
     "The fields that options change, each once, and none that a variant without router or FFN has not got."
     chosen = [_read_option(name, o) for o in options]
@@ -243,6 +249,7 @@ def _check(name, got, rest):
     if not rest["lr"]: _bad(name, "a learning rate above 0", "0", "write +lr0.003")
     if rest["n_layers"] < 1: _bad(name, "at least one layer", f"{rest['n_layers']}", "write +L1")
 
+# %% ../../nbs/02_models/03_condition.ipynb #b443ca07
 def _check_task(name, task, rest):
     "Refuses what a task has no examples for, and a schedule that ends between two evaluations."
     every, r, usual = RECIPES[task]["eval_every"], ROUTERS[rest["router"]], RECIPES[task]["batch"]
@@ -279,6 +286,7 @@ def n_params(c:Condition) -> int:
     router = math.prod(c.routing.shape(c, t)) if c.routed else 0
     return embeddings + L * (4 * d * d + d + ffn + router) + c.norm * (2 * L + 1) * d
 
+# %% ../../nbs/02_models/03_condition.ipynb #1e531876
 def _check_size(c):
     "Refuses what is too large to be meant."
     sizes = {"experts": c.n_experts, "layers": c.n_layers, "batch": c.batch, "steps": c.steps}
@@ -311,6 +319,7 @@ ALIKE = (                       # (what is the same, where, and what the valid n
      and c.gate == "renorm" and not (c.balance or c.weight_decay or c.freeze == "ffn"),
      lambda c: dict(router="frozen")))
 
+# %% ../../nbs/02_models/03_condition.ipynb #de43dd10
 def _plainest_name(c:Condition):
     "(the condition by whose name a training is called, why if that is another one)."
     whys = []
@@ -330,6 +339,7 @@ def multipliers(c:Condition, era:int=0) -> dict:
     for e in c.events[:era]: own = e.scales(own)
     return own
 
+# %% ../../nbs/02_models/03_condition.ipynb #06cc2c39
 def _check_events(name, c):
     "Refuses events that cannot happen, or of which nothing would come."
     for i, e in enumerate(c.events):
@@ -342,6 +352,7 @@ def _check_events(name, c):
                  f"{sorted(odd)[0]!r} {'lost' if odd <= own.keys() else 'beside them'}", "give own | {…}")
         if wrong := e.refusal(c, multipliers(c, i)): _bad(name, *wrong)
 
+# %% ../../nbs/02_models/03_condition.ipynb #b1f4d301
 def condition(
     name:str|Condition,  # such as add7/moe-e4k1-h256-silu, options in any order; a `Condition` passes through
 ) -> Condition:  # every choice that training depends on
@@ -352,7 +363,8 @@ def condition(
     one, and a `Condition` whose name does not say all of it."""
     if isinstance(name, Condition): return _as_named(name)
     if len(text := str(name)) > 300: _bad(text[:40] + "…", "a name of at most 300 characters", len(text), "shorten it")
-    if (today := in_new_names(text)) != text: _bad(text, "events after an @", "the spelling of before", f"write {today}")
+    if (today := in_new_names(text)) != text:
+        _bad(text, "events after an @", "the spelling of before", f"write {today}")
     said, *events = text.split("@")
     head, *options = said.split("+")
     task, slash, body = head.partition("/")

@@ -49,6 +49,7 @@ def _blank(c, width):
     for i in range(LENGTH): p["W_pos"][0, i, D["P"] + i] = p["W_U"][0, D["SAYS"] + i, i] = 1
     return p
 
+# %% ../../nbs/02_models/06b_counters.ipynb #64794e22
 def _votes(j):
     "What 'the count is at most j + 1' adds to the logits: against every larger count."
     return torch.zeros(128).index_fill(0, torch.arange(D["SAYS"] + j + 1, D["SAYS"] + LENGTH), -20)

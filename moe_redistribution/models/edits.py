@@ -33,6 +33,7 @@ def resolve_name(name:str, own:Iterable[str], what:str="site", hint:str="") -> s
     fix = f"{layers[0]}. to {layers[-1]}. or L*. before one of {', '.join(inner)}" if deep else "use one of these"
     return choose(what, name, own, fix + hint)
 
+# %% ../../nbs/02_models/01b_edits.ipynb #6ec5b171
 def each_layer(name:str, own:Iterable[str], what:str="site", hint:str="") -> list:
     "The names in `own` that `name` stands for: those of every layer for `L*.attn_out`, else the one."
     layers = [n for n in own if n not in OUTER and n.split(".")[-1] == name.removeprefix("L*.")]
@@ -56,6 +57,7 @@ class _Own:
         refuse(f"edit of {self.site!r}", f"a tensor with a seed axis of {self.of}", f"shape {tuple(v.shape)}",
                fix="one entry for each member, or a function of the activation")
 
+# %% ../../nbs/02_models/01b_edits.ipynb #8ab71fe5
 class PerMember:
     "An edit that promises: what it makes of a member depends on nobody beside it. It is taken at its word."
     def __init__(self, f:Callable): self.f = f
@@ -67,6 +69,7 @@ def _answer(f, x, own):
     except (TypeError, ValueError): takes_own = False                               # torch's own
     return f(x, own=own) if takes_own else f(x)
 
+# %% ../../nbs/02_models/01b_edits.ipynb #a437b7d0
 class Edit:
     """An edit of some members (`at`, a slice) of a population of `of`: `Edit(how, at, of)(x, site)` is what becomes of
     x.
@@ -80,6 +83,7 @@ def of_members(edits:dict, at:slice|Sequence, of:int) -> dict:
     "`edits` for members `at` of a population of `of`, which see their own activations only."
     return {site: how if isinstance(how, Edit) else Edit(how, at, of) for site, how in (edits or {}).items()}
 
+# %% ../../nbs/02_models/01b_edits.ipynb #0a341f25
 def apply_edit(how:Callable|Tensor, x:torch.Tensor, own:_Own=None):
     """What an edit makes of an activation x: a function's answer, or the tensor that it is, repeated to the shape of x.
     ValueError for a function that is seen, by `_check_alike`, not to treat all members alike."""
@@ -123,6 +127,7 @@ def _same_apart(f, x, own, every):
     together, alone = torch.cat([one] * (n - 1) + [other]), torch.cat([said(one)] * (n - 1) + [said(other)])
     return _close(said(together), alone, together)
 
+# %% ../../nbs/02_models/01b_edits.ipynb #d5006d85
 def _close(got, wanted, given):
     "Are two answers the same but for rounding at the size of what was given and wanted?"
     if not wanted.is_floating_point(): return bool((got == wanted).all())

@@ -66,6 +66,7 @@ def short_number(x:float|str) -> str:
 
 NUMBER = r"(\d+(?:\.\d+)?(?:e-?\d+)?)"
 
+# %% ../../nbs/02_models/02_events.ipynb #0e51d5d3
 @dataclass(frozen=True)
 class Reset(Event):
     "This part of the hidden units, the first ones over all experts, have their initial weights again."
@@ -136,6 +137,7 @@ def _takes_router(c) -> bool:
     "Does a condition choose experts by a map of the stream, so that another map could take its place?"
     return c.routed and c.n_experts > 1 and c.routing.reads_stream
 
+# %% ../../nbs/02_models/02_events.ipynb #955ac7f1
 @dataclass(frozen=True)
 class Exchange(Event):
     "The router is the initial one of another draw, with moments of zero."
@@ -161,6 +163,7 @@ def _learned_parameters(c, own:dict) -> set:
     more = ("W_router",) * c.routed + NORM_GAINS * c.norm
     return {n for n in (*own, *more) if own.get(n, 1.0) and (c.routed or n != "W_router")}
 
+# %% ../../nbs/02_models/02_events.ipynb #b64f2361
 _PART = "(?:" + "|".join(MODEL_PARTS) + ")"
 
 @dataclass(frozen=True)
@@ -208,6 +211,7 @@ def _as_said(kind, step, found):
     refuse(f"event {found[0]}", "one that is called so", f"{e.word}, whose name and key it would have",
            fix="def read, which keeps what its pattern finds, and a property word, which says it, as Reset has them")
 
+# %% ../../nbs/02_models/02_events.ipynb #e5e642e6
 def _told_all(scales):
     "A rule of rates that is handed those of every parameter, of the router and of norm gains, too."
     @wraps(scales)
@@ -219,6 +223,7 @@ def _told_all(scales):
         return said
     return told
 
+# %% ../../nbs/02_models/02_events.ipynb #a3fe2fcb
 def _event(name, kind):
     "A class of events as it is kept: its words are its own."
     if not (isinstance(kind, type) and issubclass(kind, Event)):
@@ -250,6 +255,7 @@ def write_events(events:Sequence) -> str:
     steps = groupby(sorted(events, key=lambda e: (e.step, e.place)), key=lambda e: e.step)
     return "".join(f"@{step}:" + ",".join(e.word for e in some) for step, some in steps)
 
+# %% ../../nbs/02_models/02_events.ipynb #849d5bd9
 def read_events(texts:Sequence, bad:Callable) -> tuple:
     "The events that `STEP:event,event` texts say, in order; `bad(expected, got, fix)` raises."
     found = [e for text in texts for e in _read_step(text, bad)]
@@ -279,6 +285,7 @@ _OLD = re.compile(rf"(\w+/[\w-]+)((?:{_OPTION})*\+reset\d+(?:{_OPTION})*)")
 _WORD = r"[a-z]+(?:\d+(?:\.\d+)?(?:e-?\d+)?)?"
 _NEW = re.compile(rf"(\w+/[\w-]+)((?:{_OPTION})*)@(\d+):({_WORD}(?:,{_WORD})*)(?![@,\w]|\.\d)")
 
+# %% ../../nbs/02_models/02_events.ipynb #7f169f75
 def _said(text, column):
     "{option: its number, or ''} of the one line of the file that says `text` in a column; else nothing."
     form = lambda line: re.escape(line[column]).replace(r"\{\}", NUMBER)
@@ -298,6 +305,7 @@ def in_new_names(text:str) -> str:
         return found[1] + own + step + ",".join(words)
     return _OLD.sub(today, text)
 
+# %% ../../nbs/02_models/02_events.ipynb #df938433
 def in_old_names(text:str) -> str:
     "`text` with every name of a condition with events in its old spelling, where it had one."
     def before(found):

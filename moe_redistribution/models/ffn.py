@@ -44,7 +44,8 @@ def draw_capacity(names:dict, ax=None):
                     hatch=None if on else "////", edgecolor="#5b6a61", lw=.7)
         ax.text(total * 1.01, row, f"{router + (total - router) * k // E:,} of {total:,}", va="center", fontsize=8)
     ax.set(yticks=range(len(names)), xlabel="FFN parameters", ylim=(len(names) - .4, -.6))
-    ax.set_yticklabels(names, fontsize=9); ax.spines[["top", "right"]].set_visible(False)
+    ax.set_yticklabels(names, fontsize=9)
+    ax.spines[["top", "right"]].set_visible(False)
     ax.set_xlim(0, ax.get_xlim()[1] * 1.22)
     return ax
 
@@ -82,6 +83,7 @@ def ffn(p:dict, x:torch.Tensor, at:Callable, c:Condition, draw:Callable=None):
     probs, g, balance = route(p["W_router"], x, c, at, draw)
     return einsum(at("expert_out", out), g, "s b t e d, s b t e -> s b t d"), balance
 
+# %% ../../nbs/02_models/04_ffn.ipynb #9e001a29
 def balance_loss(probs:torch.Tensor, g:torch.Tensor):
     "Load-balancing loss E·Σ f·P of each seed, over all tokens (Fedus et al. 2022): f share routed, P mean probability."
     f = (g != 0).to(probs.dtype).mean((1, 2))
@@ -154,6 +156,7 @@ def _affine(x:torch.Tensor, w:torch.Tensor, b:torch.Tensor=None):
     if ONEDNN and x.dtype == torch.float32 and not x.is_cuda: return ONEDNN(x, w.T, b, "none", [], "")
     return torch.mm(x, w) if b is None else torch.addmm(b, x, w)
 
+# %% ../../nbs/02_models/04_ffn.ipynb #551b7a8d
 class Dense(torch.autograd.Function):
     "`_affine` and its gradient, but for dw, where MKL is as fast."
     @staticmethod
@@ -180,12 +183,14 @@ def expert_layer(p:dict, x:torch.Tensor, c:Condition, loads:Sequence=None):
     hidden = c.variant.hidden(lambda name: product(x, name), ACTIVATION[c.activation], lambda site, value: value)
     return product(hidden, "W_down")
 
+# %% ../../nbs/02_models/04_ffn.ipynb #7c6ca93d
 def _dense_experts(p:dict, x:torch.Tensor, chosen:torch.Tensor, c:Condition):
     "Every expert on every token x (s, n, d), then the `chosen` ones (s, n, k): (s, n, k, d). No GPU waits."
     (S, N, d), E = x.shape, c.n_experts
     out = expert_layer(p, x[:, None].expand(-1, E, -1, -1).reshape(S * E, N, d), c).view(S, E, N, d)
     return out.gather(1, chosen.mT[..., None].expand(-1, -1, -1, d)).transpose(1, 2)
 
+# %% ../../nbs/02_models/04_ffn.ipynb #bf0a40f1
 def _sorted_experts(p:dict, x:torch.Tensor, chosen:torch.Tensor, c:Condition):
     "The same by sorting: each expert only on the tokens that chose it."
     (S, N, d), k, E = x.shape, c.top_k, c.n_experts
@@ -194,6 +199,7 @@ def _sorted_experts(p:dict, x:torch.Tensor, chosen:torch.Tensor, c:Condition):
     inside = Take.apply(x.reshape(S * N, d), choice_of // k, slot_of.view(-1, k))
     return Take.apply(expert_layer(p, inside, c, loads.tolist()), slot_of, choice_of[:, None]).view(S, N, k, d)
 
+# %% ../../nbs/02_models/04_ffn.ipynb #a63a51e7
 def dispatch(p:dict, x:torch.Tensor, chosen:torch.Tensor, weight:torch.Tensor, c:Condition, way=None):
     "Routed FFN: x (s, n, d), `chosen` experts (s, n, k) and their `weight` (None: all 1) → (s, n, d); `way` to do it."
     out = (way or (_dense_experts if x.is_cuda else _sorted_experts))(p, x, chosen, c)

@@ -25,6 +25,7 @@ def by_place(T:int, E:int, k:int) -> torch.Tensor:
     "Experts (T, k) of T positions, in turn."
     return (torch.arange(T)[:, None] * k + torch.arange(k)) % E
 
+# %% ../../nbs/02_models/01c_more_routers.ipynb #a6232dbb
 class Hashed(Tokens):
     "Routes by token alone, drawn at random, as many tokens for each expert (Roller et al. 2021)."
     def begin(self, p:dict, c:object, t:object, g:torch.Generator):
@@ -38,6 +39,7 @@ class Rehashed(Hashed):
         g = torch.Generator().manual_seed(seed * 1_000_003 + step)
         return torch.empty(shape[0], 1, *shape[2:]).normal_(generator=g).repeat(1, shape[1], 1, 1)
 
+# %% ../../nbs/02_models/01c_more_routers.ipynb #1f39efbe
 class Placed(Tokens):
     "Routes by position alone: each has the next experts."
     def begin(self, p:dict, c:object, t:object, g:torch.Generator):

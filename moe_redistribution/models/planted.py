@@ -20,6 +20,7 @@ def _T(*tokens):
 def _Pos(*positions):
     "Does it stand at one of these positions?"
     return _axes([12 + i for i in positions])
+
 def _A(*digits):
     "Did head 0 bring one of these digits?"
     return _axes([20 + i for i in digits])
@@ -33,6 +34,7 @@ def _axes(dims):
     "The sum of some unit vectors, 40 long."
     return torch.zeros(40).index_fill(0, torch.tensor(list(dims), dtype=torch.long), 1)
 
+# %% ../../nbs/02_models/06_planted.ipynb #70680351
 def _fits(c, ok, needs, use):
     "The condition, if it has a place for the weights and they do in it what they say; else ValueError."
     c = condition(c)
@@ -49,6 +51,7 @@ def _blank(c):
     p["W_pos"][0, 7, :40] += 3 * _T(EOS)
     return p
 
+# %% ../../nbs/02_models/06_planted.ipynb #7d0db49c
 SHARP = 40         # how much a won competition between keys is worth: e⁻²⁰ of the attention goes elsewhere
 
 def _head(p, h, looks, writes):
@@ -71,11 +74,15 @@ def _fetch(p):
     "Heads that fetch: H0 the digit above the next answer digit, H1 the one before it, H2 d0, seven further on."
     # nothing to fetch: look at EOS
     rest = lambda *at: (_Pos(*[i for i in range(3, 8) if i not in at]), _Pos(3), 1)
-    _head(p, 0, [(_Pos(4), _Pos(1), 1), (_Pos(5), _Pos(2), 1), rest(4, 5)], [(_T(i), 4 * _T(i) + _A(i)) for i in range(10)])
-    _head(p, 1, [(_Pos(5), _Pos(1), 1), (_Pos(6), _Pos(2), 1), rest(5, 6)], [(_T(i), B(i)) for i in range(10)])
-    _head(p, 2, [(_Pos(3), _Pos(0), 1), rest(3)], [(_T(i), 4 * _T((i + 7) % 10)) for i in range(10)])
+    _head(p, 0, [(_Pos(4), _Pos(1), 1), (_Pos(5), _Pos(2), 1), rest(4, 5)],
+          [(_T(i), 4 * _T(i) + _A(i)) for i in range(10)])
+    _head(p, 1, [(_Pos(5), _Pos(1), 1), (_Pos(6), _Pos(2), 1), rest(5, 6)],
+          [(_T(i), B(i)) for i in range(10)])
+    _head(p, 2, [(_Pos(3), _Pos(0), 1), rest(3)],
+          [(_T(i), 4 * _T((i + 7) % 10)) for i in range(10)])
     p["W_pos"][0, 6, :40] += 3 * _T(0)                                                    # the overflow is 0, mostly
 
+# %% ../../nbs/02_models/06_planted.ipynb #d49f962b
 def _current_token(*tokens):
     "Is one of these the current token? Without what head 0 wrote over it."
     return _T(*tokens) - 4 * _A(*tokens)
@@ -87,6 +94,7 @@ def _carry_neurons() -> dict:
             "o2": [(10 * _Pos(5) + _A(i) + B(9) + _current_token(0), -12, nxt(i)) for i in range(10)],
             "o3": [(10 * _Pos(6) + B(9) + _T(0), -14, 8 * _T(1))]}
 
+# %% ../../nbs/02_models/06_planted.ipynb #5858e7f7
 def _neurons(p, expert, neurons):
     "Puts neurons into one expert."
     for r, (weights, bias, adds) in enumerate(neurons):
@@ -114,7 +122,10 @@ def carry_by_experts(c:str|Condition="add7/moe-e4k1-h64-relu") -> dict:
                      "no norm and no table of routes", "add7/moe-e4k1-h64-relu"))
     _fetch(p)
     for e, neurons in enumerate(_carry_neurons().values()): _neurons(p, e + 1, neurons)
-    for e, row in enumerate([_Pos(3, 7) + .5 * _Pos(4), _current_token(*range(7)) - 10 * _Pos(3, 5, 6, 7), _Pos(5), _Pos(6)]):
+    for e, row in enumerate([_Pos(3, 7) + .5 * _Pos(4),
+                             _current_token(*range(7)) - 10 * _Pos(3, 5, 6, 7),
+                             _Pos(5),
+                             _Pos(6)]):
         p["W_router"][0, 0, :40, e] = row * SHARP
     return p
 
@@ -126,6 +137,7 @@ def _ones_and_tens(p):
         _head(p, h, [(_Pos(4) + _T(*carried), _Pos(1), 1), (every, _Pos(3), 1.5)], keep(h))
     _head(p, 4, [(_Pos(3), _Pos(0), 1), (_Pos(4, 5, 6, 7), _Pos(3), 1)], keep(7))
 
+# %% ../../nbs/02_models/06_planted.ipynb #4c1e603d
 def _hundreds(p):
     "Heads 2 and 3 write o2, without and with a carry. For 9 and 0 the strengths decide, as shown below."
     every, strength = _Pos(*range(3, 8)), [3] + [4] * 8 + [6]
@@ -135,6 +147,7 @@ def _hundreds(p):
     _head(p, 3, [(_Pos(5), _Pos(2), 3), (_Pos(5), _Pos(1), 2.5), (_T(0), _T(0), 1), *away],
           [(_T(i), n * _T((i + 1) % 10)) for i, n in enumerate(strength)] + [(_Pos(1), -strength[0] * _T(1))])
 
+# %% ../../nbs/02_models/06_planted.ipynb #6e5ecea2
 def carry_by_attention(c:str|Condition="add7/ffn-h32-relu+d128") -> dict:
     """Exact on add-7 by attention alone; whatever FFN the condition has is silent. Parameters with a seed axis of one.
     Raises ValueError unless c has six heads or more, which is d_model ≥ 96, and no norm."""

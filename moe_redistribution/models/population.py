@@ -55,6 +55,7 @@ def init_one(c:Condition, g:torch.Generator) -> dict:
     if c.norm: p["w_ln_final"] = torch.ones(d)
     return {n: p[n].contiguous() for n in shapes(c)}
 
+# %% ../../nbs/02_models/05_population.ipynb #6d021657
 @by_name
 def init(c:str|Condition, generators:Sequence[torch.Generator]) -> dict:
     "A population at initialisation: one `torch.Generator` a seed → parameters with a leading seed axis."
@@ -69,6 +70,7 @@ def each_member(params:dict) -> list:
     "Every member as a population of one. To take them one by one bounds the memory."
     return [member(params, i) for i in range(len(params["W_E"]))]
 
+# %% ../../nbs/02_models/05_population.ipynb #c28ebe6e
 class Trained(dict):
     "Parameters that know the condition they were trained in, and `seeds` if given. A `dict` of them no longer does."
     def __init__(self, params:dict, c:str|Condition, seeds:Sequence[int]=None):
@@ -82,6 +84,7 @@ def _of_one_training(params:dict, c:str|Condition) -> Condition:
     refuse("parameters", f"those of {c.name}", f"those of {params.condition.name}",
            fix="give the condition that these parameters were trained in, or dict(params) to read them as another's")
 
+# %% ../../nbs/02_models/05_population.ipynb #2fa08a67
 def place_of(params:dict, seed:int|None=None, member:int|None=None) -> int:
     """The place of one member, named by its `seed` where a population knows its seeds, or by its place, `member`. A
     population of one needs neither. ValueError for a seed or place that it has not got, with those that it has."""
@@ -105,6 +108,7 @@ def sites(c:Condition) -> list:
     prefix = [""] if c.n_layers == 1 else [f"L{l}." for l in range(c.n_layers)]
     return ["embed"] + [p + s for p in prefix for s in own] + ["logits"]
 
+# %% ../../nbs/02_models/05_population.ipynb #ffc6da60
 def rms_norm(x:torch.Tensor, w:torch.Tensor):
     "RMSNorm as torch's `nn.RMSNorm`, eps of the dtype."
     return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + torch.finfo(x.dtype).eps) * w
@@ -128,6 +132,7 @@ def watcher(c:Condition, edits:dict=None, sink:dict=None, of:int=1, read_only:bo
     def keep(site, v): return v[:, :, list(t.read)] if site in late and v.ndim > 3 and v.shape[2] == t.n_ctx else v
     return site_watcher(sites(c), edits, sink, of, keep)
 
+# %% ../../nbs/02_models/05_population.ipynb #036c95c7
 def _block(p:dict, x:torch.Tensor, c:Condition, at:Callable, causal:bool, keep=slice(None), draw:Callable=None):
     "One layer, x (s b t d) → (s b t d), and its balance loss (s,). `keep`: positions kept after attention."
     seen = rms_norm(x, p["w_ln1"][:, None, None]) if c.norm else x
@@ -141,6 +146,7 @@ def ffn_half(p:dict, x:torch.Tensor, c:Condition, at:Callable, draw:Callable=Non
         x = x + at("ffn_out", out)
     return at("resid_post", x), aux
 
+# %% ../../nbs/02_models/05_population.ipynb #1dde0822
 def layer(params:dict, l:int):
     "Parameters of layer l, without the layer axis."
     return {n: v[:, l] for n, v in params.items() if n not in ("W_E", "W_pos", "W_U", "w_ln_final")}
@@ -150,6 +156,7 @@ def unembed(params:dict, x:torch.Tensor, c:Condition):
     if c.norm: x = rms_norm(x, params["w_ln_final"][:, None, None])
     return einsum(x, params["W_E"].mT if c.get_task().tied else params["W_U"], "s b t d, s d v -> s b t v")
 
+# %% ../../nbs/02_models/05_population.ipynb #c83ccc2f
 def forward(params:dict, tokens:Int[Tensor, "*s b t"], c:str|Condition, edits:dict=None, sink:dict=None,
             with_balance:bool=False, read_only:bool=False, draw:Callable=None):
     """Logits (seed, batch, position, vocab) of a population. Shapes: `tokens` (b, t), or (seed, b, t) for own batches.
@@ -193,6 +200,7 @@ def check_finite(logits:torch.Tensor, name:str, again:Callable):
     again(Finite(name))
     refuse(name, "finite logits", "nan or infinity", fix="weights and edits without")
 
+# %% ../../nbs/02_models/05_population.ipynb #9d1e8a64
 SIDE_BY_SIDE = 16                                                            # seeds in one pass on a GPU
 
 @torch.no_grad()
@@ -254,6 +262,7 @@ def check_population(params:dict, c:str|Condition, seeds:Sequence[int]=None):
         refuse("seeds", f"{n}, one a member of the population", len(seeds), fix="name them all")
     return c
 
+# %% ../../nbs/02_models/05_population.ipynb #2fbc3a3c
 @by_name
 def check_modular(c:str|Condition, what:str):
     "The condition if its task is modular addition, else ValueError."
@@ -268,6 +277,7 @@ class Site(torch.nn.Module):
     def forward(self, x:torch.Tensor): return x
     def extra_repr(self): return ", ".join(map(str, self.shape))
 
+# %% ../../nbs/02_models/05_population.ipynb #df61ffca
 class Transformer(torch.nn.Module):
     """One member of a population, by its `seed` or place, as an `nn.Module`: tokens (b, t) → logits (b, t, vocab).
 

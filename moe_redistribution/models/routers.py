@@ -43,6 +43,7 @@ def question(tokens, t):
     places = t.d_vocab ** torch.arange(min(t.read), device=tokens.device)
     return (tokens[..., :min(t.read)] * places).sum(-1, keepdim=True)
 
+# %% ../../nbs/02_models/01_routers.ipynb #55e5d525
 class Tokens(Router):
     "Routes by token and position: what the map says of their embeddings before training. Nothing moves it."
     reads_stream = False
@@ -89,6 +90,7 @@ class Absent(Router):
     "No router: a dense FFN, or none."
     reads_stream = False
 
+# %% ../../nbs/02_models/01_routers.ipynb #e533802d
 def _router(name, r):
     "A router as it is kept, of one or of a class of them."
     r = r(name, r.learns) if isinstance(r, type) and issubclass(r, Router) else r

@@ -52,6 +52,7 @@ class Gated(Variant):
         gate = at("gate", act(product("W_gate")))
         return at("hidden", gate * at("up", product("W_up")))
 
+# %% ../../nbs/02_models/02b_variants.ipynb #93d4a86e
 class Nothing(Variant):
     "No FFN: attention alone."
     absent = True
@@ -71,6 +72,7 @@ VARIANTS = Kind("variant", "What stands in the FFN's place.", (), _variant, (r"[
 VARIANTS |= {v.word: v for v in (Variant("ffn"), Gated("glu"), Variant("moe", True), Gated("moe_glu", True),
                                  Nothing("no_ffn"))}
 
+# %% ../../nbs/02_models/02b_variants.ipynb #de9ce286
 def check_variant(c):
     "ValueError unless a condition's variant has weights that training knows, W_up and W_down among them."
     own = c.variant.shapes(c)

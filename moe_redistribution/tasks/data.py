@@ -26,6 +26,7 @@ def _part_seed(seed:int, stream:str, part:str, epoch:int=0) -> int:
     key = (PARTS.index(part), epoch) if epoch else (PARTS.index(part),)
     return int(np.random.SeedSequence(seed, spawn_key=key).generate_state(1, np.uint64)[0] >> 1)
 
+# %% ../../nbs/01_tasks/02_data.ipynb #433d03cc
 def generators(seed:int, stream:str="authors", draw:int=0) -> dict:
     """Generators for `weights`, `batches` and `evaluation` of one seed; in the `authors` stream all three are one. Draw
     0 is the run's own. Another is independent of it, and of every draw of other seeds but in the `authors` stream:
@@ -94,6 +95,7 @@ def full_batch(task:Task) -> int:
     "Examples of a step of a task that draws no batches: its training part, or one sampled set."
     return N_TRAIN if task.source == "sampled" else int(len(task) * TRAIN_SHARE)
 
+# %% ../../nbs/01_tasks/02_data.ipynb #ede24f68
 def batches(task:Task, seeds:list, stream:str, gens:list, steps:list, n:int, size:int, hold:str="",
             device:str|torch.device="cpu"):
     """Yields `n` training batches, tokens (s, b, t) and targets (s, b, read), for seeds that have taken `steps` so far.
@@ -111,6 +113,7 @@ def batches(task:Task, seeds:list, stream:str, gens:list, steps:list, n:int, siz
         else: whole = tokens[at := torch.stack(parts).to(device)], targets[at]
         for i in range(n): yield (tokens[at[i]], targets[at[i]]) if size else whole
 
+# %% ../../nbs/01_tasks/02_data.ipynb #bde94835
 def _sampled_batches(seeds, stream, steps, n, device):
     "The whole sampled set of every seed; made anew only when one of them enters another era."
     now = None

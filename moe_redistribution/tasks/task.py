@@ -52,6 +52,7 @@ class Doors:
         if self.counting and not torch.equal(self.targets, counts(self.tokens) - 1):
             refuse(f"counting of {self.name}", "targets that are counts less one", "others", False, "leave it out")
 
+# %% ../../nbs/01_tasks/01_task.ipynb #c2e06c38
 @dataclass(frozen=True, eq=False)
 class Task(Doors):
     """Tokens, targets and read-out positions of one task (§3, App. A); no model and no loss.
@@ -81,6 +82,7 @@ class Task(Doors):
     n_ctx = property(lambda self: self.tokens.shape[1])
     def __len__(self): return len(self.tokens)
 
+# %% ../../nbs/01_tasks/01_task.ipynb #6c1be2ff
 def read_at(task:Task):
     "Index of the read-out positions: a slice, which is a view and lets no GPU wait, or a list if there are gaps."
     run = range(task.read[0], task.read[0] + len(task.read))
@@ -154,6 +156,7 @@ def partition(n:int, rs:np.random.RandomState) -> list:
         n -= parts[-1]
     return parts + [1]
 
+# %% ../../nbs/01_tasks/01_task.ipynb #f7d5a959
 def sample_sequences(n:int, rs:np.random.RandomState) -> torch.Tensor:
     "n histogram sequences (n, 10) from a `numpy.random.RandomState`, drawn in the authors' order."
     out = np.empty((n, LENGTH), int)
@@ -183,6 +186,7 @@ def _hist_task():
 
 # %% ../../nbs/01_tasks/01_task.ipynb #b603c6a4
 made_tasks = {}                       # name → what `get_task` gives
+
 def _maker(name, make):
     if callable(make): return make
     refuse(f"task {name}", "a function that makes the Task", f"{type(make).__name__} {make!r}"[:80], fix="lambda: it")
@@ -190,6 +194,7 @@ def _maker(name, make):
 TASKS = Kind("task", "What the models are asked to do.", {"add7": add7_task, "modadd": modadd_task, "hist": _hist_task},
              _maker, changed=lambda name: made_tasks.pop(name, None), along=("recipe", "rules"))
 
+# %% ../../nbs/01_tasks/01_task.ipynb #fad5d2b3
 def get_task(
     name:str,  # of a task of the library, or of one that is registered: add7, modadd, hist
 ) -> Task:  # the same one at every call
@@ -197,7 +202,8 @@ def get_task(
 
     ValueError for another name (with the nearest), and for a function that gives no task or fails (with its line)."""
     choose("task", name, TASKS)
-    if name not in made_tasks: made_tasks[name] = ask("made_task", name, made_tasks) if TASKS.origin(name).own else TASKS[name]()
+    if name not in made_tasks:
+        made_tasks[name] = ask("made_task", name, made_tasks) if TASKS.origin(name).own else TASKS[name]()
     return made_tasks[name]
 
 # %% ../../nbs/01_tasks/01_task.ipynb #3089d672
@@ -207,6 +213,7 @@ def spans(task:Task) -> dict:
     each = [] if task.whole_only else [(j,) for j in task.scored]
     return {name(js): list(js) for js in [task.scored, *task.groups, *each]}
 
+# %% ../../nbs/01_tasks/01_task.ipynb #2f59fe9e
 def labels(task:Task, by:str) -> np.ndarray:
     "What each prediction is, as text (n, read), by one of `task.by`; empty at a position that has no such label."
     choose("stratum", by, task.by, "use one of these")
@@ -214,6 +221,7 @@ def labels(task:Task, by:str) -> np.ndarray:
     none = np.full(len(task), "")
     return np.stack([task.strata[c].to_numpy().astype(str) if c in task.strata else none for c in columns], 1)
 
+# %% ../../nbs/01_tasks/01_task.ipynb #c438144e
 @lru_cache(maxsize=8)
 def strata(task:Task) -> dict:
     "Masks (n, read) of predictions by name: all, and each value of each of `task.by`, as `carry=2`."
@@ -223,6 +231,7 @@ def strata(task:Task) -> dict:
         out |= {f"{by}={v}": torch.from_numpy(each == v) for v in np.unique(each) if v}
     return out
 
+# %% ../../nbs/01_tasks/01_task.ipynb #a69ca5cc
 def slices(task:Task) -> list:
     """(span, stratum, mask (n, read)) for every combination that holds predictions, all of it first. Where an answer is
     written from left to right, every position has its strata; else only the whole answer."""
@@ -260,6 +269,7 @@ def majority(task:Task, by:torch.Tensor=None):
             out[rows, j] = task.targets[rows, j].mode().values
     return out
 
+# %% ../../nbs/01_tasks/01_task.ipynb #a3dba48b
 def nulls(
     task:Task|str,  # or its name: whose answers are guessed
 ) -> dict:  # predictor → (n, read), how likely it is right at each; `digits` of that is a number to beat

@@ -35,6 +35,7 @@ FLOORS = {"add7": (3.0, 3.0), "modadd": (1.6, 2.5), "hist": (1.6, 2.5)}         
 BENCH_SEEDS, MEMBERS = {"add7": 5, "modadd": 1, "hist": 1}, {"add7": 128, "modadd": 1, "hist": 1}
 MEMORY_LIMIT, QUIET = 4.0, 0.8                            # GB; share of the cores that we must have got
 
+# %% ../../nbs/03_training/07_bench.ipynb #18d0ad46
 @by_name
 def _target(c:str|Condition) -> float:
     "Times the plain model's throughput that is promised for a condition."
@@ -84,6 +85,7 @@ def _serve(pipe:Connection):
     with suppress(EOFError, OSError):                                            # whoever asked is no more
         for f, args in iter(pipe.recv, None): pipe.send(f(*args))
 
+# %% ../../nbs/03_training/07_bench.ipynb #7a977b4a
 @contextmanager
 def _worker_processes(cores:int):
     "Worker processes with one thread each; gives a function that calls f(*args) in all of them at once."
@@ -96,7 +98,9 @@ def _worker_processes(cores:int):
         for here, _ in pairs: here.send((f, args))
         return [_receive(here, p) for (here, _), p in zip(pairs, workers)]
     try: yield together
-    except BaseException: [p.terminate() for p in workers]; raise              # nobody waits for what they do
+    except BaseException:
+        [p.terminate() for p in workers]                                       # nobody waits for what they do
+        raise
     finally:
         for (here, _), p in zip(pairs, workers):
             with suppress(OSError): here.send(None)
@@ -111,6 +115,7 @@ def _receive(pipe:Connection, process:BaseProcess):
             raise RuntimeError("bench: a worker process ended; its error stands above")
     return pipe.recv()
 
+# %% ../../nbs/03_training/07_bench.ipynb #3ce0337d
 @contextmanager
 def threads(n:int):
     "Processes started inside run their products on `n` threads."
@@ -143,7 +148,9 @@ def _plain_for(name:str, seconds:float, cores:int, processes:int=1) -> list:
         all_ = [subprocess.Popen(line, env=env, text=True, **pipes) for _ in range(processes)]
     for p in all_: p.stdout.readline()                                           # ready, or ended
     for p in all_:
-        with suppress(OSError): p.stdin.write("\n"); p.stdin.flush()
+        with suppress(OSError):
+            p.stdin.write("\n")
+            p.stdin.flush()
     said = [p.communicate() for p in all_]
     for p, (_, error) in zip(all_, said):
         if p.returncode: raise RuntimeError(f"bench: {path.name} failed:\n{error[-2000:]}")
@@ -156,6 +163,7 @@ def _share_of(got:list) -> float:
     waited = sum(g["waited"] for g in got) if "waited" in got[0] else None
     return _cpu_share(sum(g["cpu"] for g in got), max(g["wall"] for g in got), len(got), waited)
 
+# %% ../../nbs/03_training/07_bench.ipynb #2159605d
 def _one_round(together:Callable, name:str, seeds:int, seconds:float, cores:int) -> dict:
     "Seed-steps per second of the whole machine, ours and plain in both ways, and the smallest share of it got."
     together(train_for, name, seeds, 0)                                          # everybody ready
@@ -164,6 +172,7 @@ def _one_round(together:Callable, name:str, seeds:int, seconds:float, cores:int)
     return {k: sum(g["steps"] / g["wall"] for g in v)
             for k, v in got.items()} | {"share": min(map(_share_of, got.values()))}
 
+# %% ../../nbs/03_training/07_bench.ipynb #0ec47584
 def _timed_rounds(together:Callable, name:str, seeds:int, seconds:float, cores:int, rounds:int,
                  force:bool) -> list:
     "`rounds` rounds on a quiet machine; `_Busy` if twice as many did not give them. With `force` the first."
@@ -214,6 +223,7 @@ def _peak(name:str, seeds:int, pipe:Connection):
     unit = 1e9 if sys.platform == "darwin" else 1e6                              # bytes there, kilobytes here
     pipe.send(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / unit)
 
+# %% ../../nbs/03_training/07_bench.ipynb #4cc4759b
 def _peak_memory(name:str, seeds:int=None) -> float:
     "Peak memory in GB of training `seeds` members (default: `MEMBERS` of its task) at once, in a process of its own."
     seeds = seeds or MEMBERS[condition(name).task]
@@ -222,7 +232,9 @@ def _peak_memory(name:str, seeds:int=None) -> float:
     with threads(1), ignoring_interrupts(): (process := context.Process(target=_peak, args=(name, seeds, there),
                                                                         daemon=True)).start()
     try: return _receive(here, process)
-    finally: process.join(5); process.terminate()
+    finally:
+        process.join(5)
+        process.terminate()
 
 # %% ../../nbs/03_training/07_bench.ipynb #8487c374
 @by_name
@@ -266,13 +278,13 @@ def keep(row:dict, path:str|Path):
 # %% ../../nbs/03_training/07_bench.ipynb #f4bdafc6
 def bench(conditions:Sequence=None, seconds:float=20, seeds:int=None, rounds:int=3, force:bool=False,
           record:str|Path=None, task:str="add7") -> pd.DataFrame:
-    """Measures training against the plain implementation, the floor and the memory limit; prints and returns one row a
-    condition.
+    """Measures training against the plain implementation, the floor and the memory limit; prints and returns one row
+    a condition.
 
     `conditions` default to the headline ones of `task` (or "all"). `seconds` are wall seconds for each side and
     condition, over all rounds; `seeds` are stacked in each process (default: `BENCH_SEEDS` of the task). Refuses with
-    `_Busy` on a machine that is used by others, unless `force`, which marks the row. `record`: a CSV file that takes the
-    rows one by one, and keeps its others."""
+    `_Busy` on a machine that is used by others, unless `force`, which marks the row. `record`: a CSV file that takes
+    the rows one by one, and keeps its others."""
     choose("task", task, [*HEADLINE, "all"])
     chosen = ([conditions] if isinstance(conditions, (str, Condition))
               else conditions or [n for t, pair in HEADLINE.items() if task in (t, "all") for n in pair])

@@ -61,6 +61,7 @@ class _Mix(torch.autograd.Function):
             for i in range(1, pattern.shape[1]): out.addcmul_(pattern[:, i, j, None], grad[:, i])
         return torch.bmm(grad, v.mT), dv
 
+# %% ../../nbs/03_training/01_engine.ipynb #82d99800
 def _heads_out(rows:_DistinctInputs, pattern:torch.Tensor, v:torch.Tensor):
     "What the heads gather, before W_O: patterns (s, h, b, q, t) and the table of values → (s, b, q, d)."
     (S, H, B, Q, T), k = pattern.shape, v.shape[-1]
@@ -82,6 +83,7 @@ class Narrow(torch.autograd.Function):
         x, w = ctx.saved_tensors
         return torch.bmm(grad.mT, w.mT), torch.bmm(grad, x).mT
 
+# %% ../../nbs/03_training/01_engine.ipynb #ab1d4577
 def _router_logits(p:dict, rows:_DistinctInputs, pattern:torch.Tensor, v:torch.Tensor, z:torch.Tensor, c:Condition):
     "Router logits (s, e, n) of all tokens of a model without norm; `z` (s, b, t, d) if it is there for all positions."
     (S, B, T), W_R, d, E = rows.number.shape, p["W_router"], p["W_O"].shape[-1], c.n_experts
@@ -137,6 +139,7 @@ def _routed_ffn(p:dict, x:torch.Tensor, logits:torch.Tensor, c:Condition, t:Task
     weight = _gate_weights(probs, chosen, c)
     return dispatch(p, _norm(p, x, "w_ln2", c), read(chosen), None if weight is None else read(weight), c), aux
 
+# %% ../../nbs/03_training/01_engine.ipynb #29e9df1e
 @by_name
 def fast_loss(params:dict, tokens:torch.Tensor, targets:torch.Tensor, c:Condition, shares:torch.Tensor=None):
     """Task loss and balance loss of each seed, both (s,), for tokens (s, b, t) and targets (s, b, read). Equal to
@@ -154,6 +157,7 @@ def fast_loss(params:dict, tokens:torch.Tensor, targets:torch.Tensor, c:Conditio
     logits = Narrow.apply(x, p["W_E"].mT if t.tied else p["W_U"])               # (s, vocab, n)
     return F.cross_entropy(logits, targets.reshape(len(tokens), -1), reduction="none").mean(1), aux
 
+# %% ../../nbs/03_training/01_engine.ipynb #4a2e847f
 def _squeeze(params:dict):
     "Parameters of one layer without their layer axis: (s, 1, ...) → (s, ...)."
     return {n: v if n in ("W_E", "W_pos", "W_U", "w_ln_final") else v.squeeze(1) for n, v in params.items()}
@@ -178,6 +182,7 @@ def _whole_shares(params:dict, chunks:Sequence, c:Condition):
     each = [_choose_experts(_first_half(p, tokens, c, t)[1], c)[1] * tokens.shape[1] for tokens in chunks]
     return sum(each) / sum(tokens.shape[1] for tokens in chunks)
 
+# %% ../../nbs/03_training/01_engine.ipynb #1e026d19
 @by_name
 def gradients(params:dict, tokens:torch.Tensor, targets:torch.Tensor, c:Condition, live:Sequence=None,
               generators:Sequence[torch.Generator]=None, draw:Callable=None):
@@ -226,6 +231,7 @@ def products(c:Condition, batch:int=None, plain:bool=False) -> list:
         out += [("W_up", c.n_experts, n_tokens, d, c.d_expert), ("W_down", c.n_experts, n_tokens, c.d_expert, d)]
     return [(label, b * c.n_layers, *size) for label, b, *size in out] + [("W_U", 1, B * read, d, t.d_vocab_out)]
 
+# %% ../../nbs/03_training/01_engine.ipynb #073bf809
 def flops(c:str|Condition, **kw) -> float:
     "Floating-point operations of one training step of one seed: 2·m·k·n a product, times three with its backward pass."
     return sum(3 * 2 * b * m * k * n for _, b, m, k, n in products(c, **kw))

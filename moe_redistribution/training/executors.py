@@ -42,6 +42,7 @@ def _as_worker(f:Callable, *args):
 
 # %% ../../nbs/03_training/05_executors.ipynb #226d2a4f
 HIRED = set()                # this process, where another one began it to work
+
 def _leashed(leash, nice):
     "Set-up of a local worker: it ends when the other end of `leash` closes, and leaves Ctrl-C to its caller."
     HIRED.add(os.getpid())
@@ -52,6 +53,7 @@ def _leashed(leash, nice):
     threading.Thread(target=follow, daemon=True).start()
     worker(nice)
 
+# %% ../../nbs/03_training/05_executors.ipynb #38135c71
 @contextmanager
 def ignoring_interrupts():
     "Processes begun inside do not hear Ctrl-C, not even while they import: it is for who began them."
@@ -61,6 +63,7 @@ def ignoring_interrupts():
     try: yield
     finally: signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
+# %% ../../nbs/03_training/05_executors.ipynb #7ee2d292
 UNGUARDED = ("a worker imports this file, and it trains when it is imported; fix: put what trains under "
              "`if __name__ == '__main__':`")
 
@@ -82,6 +85,7 @@ class _LocalExecutor(ProcessPoolExecutor):
         with ignoring_interrupts(): return super().submit(f, *args, **kwargs)
     def stop(self): self.leash.close()
 
+# %% ../../nbs/03_training/05_executors.ipynb #a0961ba6
 def n_cores() -> int:
     "Cores that this process may use."
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
@@ -91,16 +95,18 @@ def local_executor(workers:int=None, nice:int=5) -> _LocalExecutor:
     return _LocalExecutor(workers or n_cores(), nice)
 
 # %% ../../nbs/03_training/05_executors.ipynb #da957850
-class _Lost(RuntimeError): "A job that gave neither result nor error: its worker died, or those who carry it out gave it up."
+class _Lost(RuntimeError):
+    "A job that gave neither result nor error: its worker died, or those who carry it out gave it up."
 
 def _how_lost(future) -> str:
     "How a job was lost, in words; empty for one that has a result or an error of its own."
     e = None if future.cancelled() else future.exception()
-    if last := getattr(e, "last_worker", None): return f"its workers died, {last.address} last"      # Dask's KilledWorker
+    if last := getattr(e, "last_worker", None): return f"its workers died, {last.address} last"  # Dask's KilledWorker
     if isinstance(e, BrokenExecutor): return "a worker process died"
     if isinstance(e, CancelledError) or future.cancelled(): return "its scheduler gave it up"
     return str(e) if isinstance(e, _Lost) else ""
 
+# %% ../../nbs/03_training/05_executors.ipynb #e97d6347
 def _job_name(job) -> str:
     "What a job that was handed out is called in a message."
     of = next((x for x in job if hasattr(x, "condition")), None)
@@ -108,9 +114,11 @@ def _job_name(job) -> str:
 
 def _refuse_lost(lost:Sequence, n:int):
     "The one message on jobs that were lost, as (job, how), of n."
-    named = "; ".join(f"{_job_name(job)} ({how})" for job, how in lost[:4]) + f" and {len(lost) - 4} more" * (len(lost) > 4)
+    named = ("; ".join(f"{_job_name(job)} ({how})" for job, how in lost[:4])
+             + f" and {len(lost) - 4} more" * (len(lost) > 4))
     refuse("jobs", f"a result of each of {n}", f"{len(lost)} lost with their workers, all others' kept: {named}",
-           fix="the same command again, which goes on where they stood (a machine short of memory needs smaller groups; "
+           fix="the same command again, which goes on where they stood "
+           "(a machine short of memory needs smaller groups; "
            "a script needs `if __name__ == '__main__':` above what trains)", error=_Lost)
 
 # %% ../../nbs/03_training/05_executors.ipynb #a91c3e57
@@ -127,23 +135,26 @@ def _handed(pool, f, job):
     except BrokenExecutor as e: (future := Future()).set_exception(e)
     return future
 
+# %% ../../nbs/03_training/05_executors.ipynb #9084d6bf
 def watch(pool:str|Executor, f:Callable, jobs:Sequence, show:Callable=lambda: None, every:float=1.0) -> list:
     """`f(*job)` for every job, on a pool or "here"; results in the order of jobs. Calls `show()` while it waits. The
-    first error is raised after the others are done, else a RuntimeError (expected, got, fix) with the names of jobs that
-    were lost with their workers; an interrupt cancels."""
+    first error is raised after the others are done, else a RuntimeError (expected, got, fix) with the names of jobs
+    that were lost with their workers; an interrupt cancels."""
     futures = []
     try:
         for job in jobs:
             futures.append(_here(f, job) if pool == "here" else _handed(pool, f, job))
             if pool == "here": show()
         going = set(futures)
-        while going: going = wait(going, timeout=every).not_done; show()
+        while going:
+            going = wait(going, timeout=every).not_done
+            show()
     except BaseException:
         if not getattr(pool, "ends_its_futures", False): [future.cancel() for future in futures]
         if not all(future.done() for future in futures) and hasattr(pool, "stop"): pool.stop()
         raise
     how = [_how_lost(future) for future in futures]
-    out = [future.result() for future, lost in zip(futures, how) if not lost]               # or the first error of its own
+    out = [future.result() for future, lost in zip(futures, how) if not lost]      # or the first error of its own
     if any(how): _refuse_lost([x for x in zip(jobs, how) if x[1]], len(how))
     return out
 
@@ -195,8 +206,9 @@ class _Bars:
         self.line = Line("nowhere" if place == "terminal" else place, say)
         self.tells, self.runs, self.at_once = tells, sum(len(t.work.seeds) for t in tells), at_once
         self.cost = [(t.work.seconds, t.work.each * len(t.work.seeds)) for t in tells]
-        self.began = self.looked = self.moved = time.monotonic()                    # moved: when a group told something new
-        self.slow, self.share, self.silent = {}, {}, place == "nowhere"    # group → seconds by expected seconds, what it told
+        self.began = self.looked = self.moved = time.monotonic()        # moved: when a group told something new
+        # group → seconds by expected seconds, what it told
+        self.slow, self.share, self.silent = {}, {}, place == "nowhere"
         off, form = place != "terminal", "  {desc:48}{percentage:3.0f}%|{bar}|"
         self.whole = tqdm(total=round(sum(seconds for seconds, _ in self.cost), 1), disable=off,
                           desc=f"{len(tells)} groups", bar_format="{l_bar}{bar}| {elapsed}{postfix}")
@@ -227,11 +239,13 @@ class _Bars:
             bar.set_description_str(f"{work.condition} {work.seeds[0]}–{work.seeds[-1]}"[:48])
 
     def rest(self, found:dict, share:dict) -> str:
-        "How long the rest takes, in words: as expected, at most where all that train are past that, or how long none told more."
+        """How long the rest takes, in words: as expected, at most where all that train are past that, or how long
+        none told more."""
         going = {i: x for i, x in found.items() if x["most"] != 0 and x["ended"] < len(self.tells[i].work.seeds)}
         for i, x in going.items():                    # while all of its seeds train: one alone is slower than its share
             if x["left"] and not x["ended"]: self.slow[i] = x["left"] / (self.cost[i][0] * (1 - share[i]))
-        left, most, still = *(self.time_left(going, {*found}, share, n) for n in ("left", "most")), self.looked - self.moved
+        left, most, still = (*(self.time_left(going, {*found}, share, n) for n in ("left", "most")),
+                             self.looked - self.moved)
         if left > still: return f", about {_spell(left - still)} left"
         if most > still: return f", longer than expected, at most {_spell(most - still)} left"
         return f", nothing new for {_spell(still)}" if left or most else ""
@@ -248,6 +262,7 @@ class _Bars:
         for seconds in waiting: heapq.heapreplace(ends, ends[0] + seconds)
         return max(ends, default=0.)
 
+# %% ../../nbs/03_training/05_executors.ipynb #8d74b355
 def _spell(seconds:float) -> str:
     "Seconds in words, rounded up."
     if seconds > 7200: return f"{seconds / 3600:.1f} h"
@@ -264,6 +279,7 @@ def _slurm_words() -> list:
                                     fix="pip install 'moe_redistribution[slurm]'", error=RuntimeError, cause=e)
     return [f"slurm_{w}" for w in sorted(SlurmExecutor._valid_parameters())]
 
+# %% ../../nbs/03_training/05_executors.ipynb #1b033cac
 def _read_jobs(path:str|Path) -> dict:
     "What a file in JSON asks for, for one group, beside what it leaves as in `JOB_WORDS`. ValueError for another word."
     what = f"executor slurm:{path}"
@@ -277,7 +293,8 @@ def _read_jobs(path:str|Path) -> dict:
             continue
         kind, is_number = type(usual := JOB_WORDS[word]), isinstance(v, (int, float)) and not isinstance(v, bool)
         if not (isinstance(v, str) if kind is str else is_number and v == kind(v) and v > -(word == "gpus_per_node")):
-            refuse(f"{word} of {path}", dict(str="a word", int="a whole number from 1 on").get(kind.__name__, "a number above 0"),
+            refuse(f"{word} of {path}",
+                   dict(str="a word", int="a whole number from 1 on").get(kind.__name__, "a number above 0"),
                    repr(v), usual, "leave it out for that")
     said = JOB_WORDS | said
     choose(f"cluster of {path}", said["cluster"], ("slurm", "local"))
@@ -305,6 +322,7 @@ def _read_spec(spec:str|Executor) -> tuple:
     elif hasattr(spec, "submit"): fix = "JobPool(it)"
     refuse("executor", f"{', '.join(FORMS)} or an Executor", f"{spec!r}; {nearest(spec, FORMS)}", fix=fix)
 
+# %% ../../nbs/03_training/05_executors.ipynb #49bd2522
 def processes(spec:str|Executor):
     "How many groups a spec trains at once; None where that is the cluster's affair."
     kind, value = _read_spec(spec)
@@ -322,8 +340,10 @@ def open_executor(spec:str|Executor=None, folder:str|Path=None, timeout:float=8)
     `folder`, the store, is where a cluster's workers are tried out. ValueError: a bad spec. OSError: a scheduler that
     does not answer within `timeout` seconds, or workers without the folder. RuntimeError: something not installed."""
     kind, value = _read_spec(spec)
-    if kind in ("local", "dask", "slurm") and os.getpid() in HIRED:      # the file that its own would import makes it ask again
-        refuse(f"executor {spec or kind!r}", '"here" in a worker', "a file that trains, with workers, where it is imported",
+    # the file that its own would import makes it ask again
+    if kind in ("local", "dask", "slurm") and os.getpid() in HIRED:
+        refuse(f"executor {spec or kind!r}", '"here" in a worker',
+               "a file that trains, with workers, where it is imported",
                fix="put what trains under `if __name__ == '__main__':`, and run the file itself")
     if kind == "here":
         before = torch.get_num_threads()
@@ -337,7 +357,9 @@ def open_executor(spec:str|Executor=None, folder:str|Path=None, timeout:float=8)
     else:
         with local_executor(value) if kind == "local" else _slurm_pool(value, folder) as pool:
             try: yield pool
-            except BaseException: pool.stop(); raise
+            except BaseException:
+                pool.stop()
+                raise
 
 # %% ../../nbs/03_training/05_executors.ipynb #5b1de002
 def _watch_waves(pool:str|Executor, f:Callable, waves:Sequence, show:Callable) -> list:
@@ -349,6 +371,7 @@ def _watch_waves(pool:str|Executor, f:Callable, waves:Sequence, show:Callable) -
     if wrong: raise wrong
     return out
 
+# %% ../../nbs/03_training/05_executors.ipynb #1d6cd01a
 def submit(f:Callable, waves:Sequence, tells:Sequence, folder:str|Path=None, executor:str|Executor=None,
              quiet:bool=None, say:Callable=None) -> list:
     """`f(*job)` for every job of every wave, a list that begins when the one before has ended, on the executor that a
@@ -377,6 +400,7 @@ def _respects_lock(path:str|Path) -> bool:
     except filelock.Timeout: return True
     except OSError: return False                       # a disk without locks
 
+# %% ../../nbs/03_training/05_executors.ipynb #d17e9619
 def _try_workers(client, folder:str|Path):
     """OSError unless all workers of a Dask client see `folder` and file locks hold there from machine to machine. One
     that does not answer is passed over: Dask will miss it, too, and give what it has to others."""
@@ -390,12 +414,14 @@ def _try_workers(client, folder:str|Path):
                    f"{len(bad)} without, {bad[0]} first", fix="set MOE_REDISTRIBUTION_HOME to a shared folder",
                    error=OSError)
 
+# %% ../../nbs/03_training/05_executors.ipynb #764ccd4a
 def _knock(host, port, timeout, context):
     "OSError unless somebody who speaks first, as Dask does, answers at a port; encrypted where there is a `context`."
     with socket.create_connection((host, port), timeout) as door:
         with context.wrap_socket(door) if context else nullcontext(door) as door: spoken = door.recv(1)
     if not spoken: raise OSError("a closed connection")
 
+# %% ../../nbs/03_training/05_executors.ipynb #80180518
 @contextmanager
 def dask_client(host:str, port:int, folder:str|Path=None, timeout:float=8, protocol:str="tcp"):
     """A Dask client whose workers, present and future, are set up as `worker` does; see `open_executor` for errors.
@@ -434,16 +460,18 @@ def dask_client(host:str, port:int, folder:str|Path=None, timeout:float=8, proto
 
 # %% ../../nbs/03_training/05_executors.ipynb #08e1817f
 def _told(f:Callable, *args):
-    "(value, error, its traceback in words) of `f(*args)` as a worker: an error travels as what it is, and not as a log."
+    """(value, error, its traceback in words) of `f(*args)` as a worker: an error travels as what it is, and not as a
+    log."""
     try: return _as_worker(f, *args), None, ""
     except Exception as e: said, trace = e, traceback.format_exc()
     try: pickle.loads(pickle.dumps(said))
     except Exception: said = RuntimeError(f"{type(said).__name__}: {said}")
     return None, said, trace
 
+# %% ../../nbs/03_training/05_executors.ipynb #ae51352f
 class JobPool(ThreadPoolExecutor):
-    """An executor over anything with `submit(f, *args)` whose jobs have `result()` and `cancel()`; `at_once` are queued.
-    A job without a result is lost: see `watch`."""
+    """An executor over anything with `submit(f, *args)` whose jobs have `result()` and `cancel()`; `at_once` are
+    queued. A job without a result is lost: see `watch`."""
     def __init__(self, jobs:Sequence, at_once:int=64):
         super().__init__(at_once)
         self.jobs, self.going, self.lock = jobs, set(), threading.Lock()
@@ -467,8 +495,10 @@ def _last_line(job, e) -> str:
     log = getattr(getattr(job, "paths", None), "stderr", None)
     return f"job {job.job_id}, {job.state}, log {log}" if log else " ".join(str(e).split())[:200]
 
+# %% ../../nbs/03_training/05_executors.ipynb #ce3d80e4
 def _slurm_pool(said:dict, folder:str|Path=None) -> JobPool:
-    "A pool over Slurm, or over processes that submitit starts here, whose jobs get what a file `said`; logs in the store."
+    """A pool over Slurm, or over processes that submitit starts here, whose jobs get what a file `said`; logs in the
+    store."""
     import submitit
     said, logs = dict(said), Path(folder or home()) / "slurm"
     cluster, at_once = said.pop("cluster"), said.pop("at_once")

@@ -28,8 +28,7 @@ from .store import (Run, Store, has_begun, machine, seal,
 from .jobs import Job, Watch, run_all, whole_seeds
 from .orders import expected_seconds, expected_steps
 from .loop import (Members, init_members, unflatten, rules, is_reached, settled_members,
-                                              done_members, UNTIL,
-                                              train_interval, evaluate, update_rules)
+                                              done_members, UNTIL, train_interval, evaluate, update_rules)
 from ..models.events import in_new_names
 from ..models.population import shapes
 
@@ -58,6 +57,7 @@ def pack(members:Members):
     return tensors, dict(condition=members.c.name, stream=members.stream, seeds=members.seeds, history=members.history,
                          seconds=members.seconds, began=members.began, key=members.c.key)
 
+# %% ../../nbs/03_training/06_groups.ipynb #47a0f92c
 def unpack(tensors:dict, info:dict, device:str="cpu") -> Members:
     "The members that `pack` packed."
     c, best, gens = condition(in_new_names(info["condition"])), {}, []
@@ -89,6 +89,7 @@ def _group_path(store:Store, c:Condition, seeds:Sequence[int], stream:str):
     text = json.dumps([c.key, stream, sorted(seeds)])
     return store.root / "groups" / c.key / f"{hashlib.sha256(text.encode()).hexdigest()[:16]}.state"
 
+# %% ../../nbs/03_training/06_groups.ipynb #5b98f54d
 def _left_behind(store:Store, c:Condition, seeds:Sequence[int], stream:str, device:str) -> list:
     "Members that interrupted groups, of any size, left of these seeds: each seed as it got furthest."
     own, found, best = _group_path(store, c, seeds, stream), [], {}
@@ -123,6 +124,7 @@ def _stem_of(c:Condition) -> tuple:
     step = (c.events[0].step - 1) // every * every if c.events else 0
     return (name, step) if step and shapes(condition(name)) == shapes(c) else None
 
+# %% ../../nbs/03_training/06_groups.ipynb #42691412
 def _measure_names(measures:Sequence) -> list:
     "What measures are called, and a hash of what they do. ValueError for one without a name."
     for m in measures:
@@ -218,6 +220,7 @@ def _write_history(members:Members, scores:dict, seconds:float):
         h.append({"step": int(members.step[i])} | {n: v[i] for n, v in values.items()})
         members.seconds[i] += seconds / len(members.seeds)
 
+# %% ../../nbs/03_training/06_groups.ipynb #ffa4e81b
 def _finish(store:Store, members:Members, done:torch.Tensor, steps:int, group:list):
     "Stores the members that are done and drops them from the group."
     for i in torch.nonzero(done)[:, 0].tolist():
@@ -315,6 +318,7 @@ class _Stem(Training):
     def run(self, store:Store, *how): return Training.run(self, self.at(store), *how)
     def set_aside(self, store:Store): return Training.set_aside(self, self.at(store))
 
+# %% ../../nbs/03_training/06_groups.ipynb #c86366c9
 def split_groups(trainings:Sequence) -> list:
     "The groups of some trainings, in their order. ValueError if two of them train the same seed of a condition alike."
     asked = [(t.condition, t.stream, t.until, s) for t in trainings for s in t.seeds]

@@ -28,7 +28,8 @@ class Job:
     bytes_each = 1_000_000      # what a seed may need on the disk
     needs = ()                  # jobs that have to be done before this one can be
     optional = False            # as something that is needed: only worth doing where several jobs need it
-    files = property(lambda self: ask("files_in_use"))   # file → hash, of a user's files that whoever carries it out needs
+    # file → hash, of a user's files that whoever carries it out needs
+    files = property(lambda self: ask("files_in_use"))
     @property
     def key(self) -> str:
         "A hash of all that its result depends on, of what it needs, too: no other job has it."
@@ -68,6 +69,7 @@ def in_waves(jobs:Sequence, root:str|Path=None) -> list:
     for job in list(found.values()): place(job)
     return [[found[k] for k in wave if wave[k] == i] for i in range(1 + max(wave.values(), default=-1))]
 
+# %% ../../nbs/03_training/05b_jobs.ipynb #231da091
 def missing_jobs(jobs:Sequence, root:str|Path=None) -> list:
     "All of `in_waves` in one list."
     return sum(in_waves(jobs, root), [])
@@ -112,6 +114,7 @@ class _Stops(Watch):
         return self.after > 0
     def due(self): return True
 
+# %% ../../nbs/03_training/05b_jobs.ipynb #d2c2a134
 def _stopped(intervals, desk, go):
     "What is kept of a job that is stopped after each of some numbers of intervals; the values of its rows if it ends."
     with tempfile.TemporaryDirectory() as place:
@@ -123,6 +126,7 @@ def _stopped(intervals, desk, go):
     return {".".join([*part, n]): x for part, tensors, info in kept for n, x in
             (tensors | {k: torch.tensor(v) for k, v in info.items() if isinstance(v, int)}).items()}
 
+# %% ../../nbs/03_training/05b_jobs.ipynb #4f7cbeab
 class OutOfTime(Exception): "A part of a job was stopped with its state kept; `run_job` ends the job."
 
 def check_resumed(of:str, desk:object, go:Callable):
@@ -146,6 +150,7 @@ def whole_seeds(seeds:Sequence[int]) -> list:
     refuse("seeds", f"one or more whole numbers from 0 to {2 ** 32 - 1}", repr(seeds if got is None else got),
            fix="for example [42, 137]")
 
+# %% ../../nbs/03_training/05b_jobs.ipynb #cd334a28
 def check_means(device:str, budget:float):
     "Refuses a device that torch has no name for, a budget that is no number of seconds, and defaults set for torch."
     ask("usual_defaults")

@@ -39,8 +39,9 @@ def _adamw_(w:torch.Tensor, grad:torch.Tensor, m:torch.Tensor, v:torch.Tensor, s
         adamw(*rows, [], some(step.float()), fused=True, amsgrad=False, maximize=False, lr=lr, beta1=BETA1, beta2=BETA2,
               eps=EPS, weight_decay=decay)
 
-def _adamw_members_(w:torch.Tensor, grad:torch.Tensor, m:torch.Tensor, v:torch.Tensor, step:torch.Tensor, parts:Sequence,
-                   decay:float):
+# %% ../../nbs/03_training/03_loop.ipynb #40f03e7b
+def _adamw_members_(w:torch.Tensor, grad:torch.Tensor, m:torch.Tensor, v:torch.Tensor, step:torch.Tensor,
+                    parts:Sequence, decay:float):
     "`_adamw_` of all rows at once, for a GPU: there lists of rows cost the host more with every seed."
     n = step[:, None].double() + 1
     first, second = (1 - BETA1**n).to(w.dtype), (1 - BETA2**n).sqrt().to(w.dtype)
@@ -50,6 +51,7 @@ def _adamw_members_(w:torch.Tensor, grad:torch.Tensor, m:torch.Tensor, v:torch.T
         square.mul_(BETA2).addcmul_(g, g, value=1 - BETA2)
         x.mul_(1 - lr * decay).addcdiv_(mean * (-lr / first), (square.sqrt() / second).add_(EPS))
 
+# %% ../../nbs/03_training/03_loop.ipynb #620f3ed3
 def _clip_(grad:torch.Tensor, max_norm:float):
     "Scales each seed's gradient (s, p) to norm `max_norm` if it is larger, as `clip_grad_norm_` does for one model."
     if max_norm: grad.mul_((max_norm / (torch.linalg.vector_norm(grad, dim=1, keepdim=True) + 1e-6)).clamp_(max=1))
@@ -128,6 +130,7 @@ def init_members(c:Condition, seeds:Sequence[int], stream:str, device:str="cpu")
 
 # %% ../../nbs/03_training/03_loop.ipynb #4357a732
 RULES = {"first256": ("exact256", 1.0), "first1000": ("exact", 1.0), "first99": ("test", 0.99), "best": ("test", 1.0)}
+
 def _rules(name, rules):
     "Checkpoint rules as they are kept."
     for r in rules: choose("checkpoint rule", r, list(RULES))
@@ -137,11 +140,13 @@ def _rules(name, rules):
 TASK_RULES = Kind("rules", "Which checkpoints of a task's runs are kept.", {
     "add7": ("first256", "first1000"), "modadd": ("first99", "best"), "hist": ("best",)}, _rules)
 
+# %% ../../nbs/03_training/03_loop.ipynb #9f6c49b3
 def rules(c:str|Condition) -> tuple:
     "Early-stopping rules kept for a condition's task; `final` (the last weights) comes on top."
     if (task := condition(c).task) in (own := table_of("rules")): return own[task]
     refuse(f"task {task}", "checkpoint rules", "none", fix=f'register("rules", "{task}", ("best",))')
 
+# %% ../../nbs/03_training/03_loop.ipynb #640d4fc9
 def update_rules(members:Members, scores:dict):
     "First strict maximum until a rule's threshold, nothing after it or of broken weights. `scores` (s,) by metric."
     sound = (members.failed == 0) & members.w.isfinite().all(1)              # the argmax of nan is an answer, too
@@ -184,6 +189,7 @@ def given_to(members:Members, i:int, e) -> tuple:
                      for rows in (members.w, members.m, members.v))
     return now, began, moments
 
+# %% ../../nbs/03_training/03_loop.ipynb #098471c2
 def _optimiser_steps(members:Members):
     "How many steps (s,) each member's optimiser has counted: all, or those since it began anew."
     count = members.step
@@ -191,6 +197,7 @@ def _optimiser_steps(members:Members):
         if e.anew: count = torch.where(members.step >= e.step, members.step - e.step, count)
     return count
 
+# %% ../../nbs/03_training/03_loop.ipynb #b746ed52
 @cached_by_kind
 def _eras(c:Condition) -> tuple:
     "`_pieces` before any event and after each; only the first where no event changes a rate."
@@ -228,6 +235,7 @@ def activations_of(params:dict, tokens:torch.Tensor, c:Condition, draw:Callable=
     forward(params, tokens, c, sink=(seen := {}), draw=draw)
     return seen
 
+# %% ../../nbs/03_training/03_loop.ipynb #79fc3f7c
 def draws_of(members:Members, steps:Sequence[int]):
     """What a router with noise draws by after so many `steps`, else None: `draw(torch.randn, *shape)` → (s, *shape);
     each seed's numbers are decided by that seed and its step alone."""
@@ -241,6 +249,7 @@ def _after(members, weights, tokens, steps):
     c, draw = members.c, draws_of(members, steps)
     if c.routing.after: c.routing.after(weights, partial(activations_of, weights, tokens, c, draw), c)
 
+# %% ../../nbs/03_training/03_loop.ipynb #d9b5d829
 def redraw_(members:Members, steps:int):
     "New routes for every member after so many `steps`."
     table = unflatten(members.w, members.c)["W_router"]
@@ -287,6 +296,7 @@ def evaluate(members:Members, train_loss:torch.Tensor, measures:Sequence=()) -> 
     for measure in measures: scores |= measure(params, c)
     return scores
 
+# %% ../../nbs/03_training/03_loop.ipynb #c8d0ef69
 def _held_scores(members:Members, params:dict, correct:torch.Tensor) -> dict:
     "What the checkpoint rules look at: `exact256` for drawn batches, `train` and `test` for a split, `test` otherwise."
     t, dev = members.c.get_task(), correct.device

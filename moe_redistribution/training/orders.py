@@ -22,6 +22,8 @@ STEP_SECONDS = {       # (task, routed): (reference condition, seconds a step, s
     ("modadd", True):  ("modadd/moe-e4k1-h512-gelu", 38e-3, .3),
     ("hist", False):   ("hist/ffn-h512-gelu", 1.45, .12),
     ("hist", True):    ("hist/moe-e4k1-h512-gelu", 0.80, .35)}
+
+# %% ../../nbs/03_training/04_orders.ipynb #e7f98765
 _step_flops = cached_by_kind(flops)
 
 @by_name

@@ -30,6 +30,7 @@ def _said(x) -> str:
     tree = _tree(x)
     return ast.unparse(tree) if isinstance(tree, ast.AST) else tree or ""
 
+# %% ../../nbs/03_training/01b_sources.ipynb #fafcb67f
 def _own(x, of) -> bool:
     "Does a function or class lie in the file of `of`, or in the same study?"
     if not isinstance(x, (type, types.FunctionType)): return False
@@ -46,13 +47,16 @@ def _plain(name, x):
     kinds = (int, float, str, bool, tuple, type(None)) + ((list, dict) if name.isupper() and name[0] != "_" else ())
     return isinstance(x, kinds) and len(said := repr(x)) < 10_000 and not re.search(r" at 0x[0-9a-f]+", said)
 
+# %% ../../nbs/03_training/01b_sources.ipynb #55d1fd62
 _CODE = weakref.WeakKeyDictionary()
+
 def code_of(x:Callable) -> str:
     "The same of one function or class, worked out once; empty of None."
     if x is None: return ""
     if x not in _CODE: _CODE[x] = _source_hash(x)
     return _CODE[x]
 
+# %% ../../nbs/03_training/01b_sources.ipynb #7579324c
 def _names(code): return {*code.co_names}.union(*(_names(k) for k in code.co_consts if isinstance(k, types.CodeType)))
 
 def _reached(objects, follows):
@@ -70,6 +74,7 @@ def _reached(objects, follows):
         yield x, values
         todo += [v for v in (getattr(v, "__wrapped__", v) for v in used) if follows(v, x)]
 
+# %% ../../nbs/03_training/01b_sources.ipynb #5adb520e
 def _digits(said): return hashlib.sha256("\n".join(sorted(said)).encode()).hexdigest()[:12] if said else ""
 
 def _source_hash(*objects) -> str:
@@ -91,22 +96,27 @@ def _form(node) -> str:
     return f"{type(node).__name__}({','.join(f'{n}={_form(v)}' for n, v in held.items())})"
 
 _FORMS = weakref.WeakKeyDictionary()
+
 def _formed(x):
     "The form of a function or class, worked out once."
     if x not in _FORMS: _FORMS[x] = _form(_tree(x))
     return _FORMS[x]
 
-_FIRST = {f"{PACKAGE}.{now}": f"{PACKAGE}.{then}" for then, now in TODAY.items()}     # a room's hash holds its first name
+# %% ../../nbs/03_training/01b_sources.ipynb #da30bf21
+# a room's hash holds its first name
+_FIRST = {f"{PACKAGE}.{now}": f"{PACKAGE}.{then}" for then, now in TODAY.items()}
 
 def code_by_room(objects:Iterable, rooms:Sequence[str]) -> dict:
     """Room of the package → twelve digits of a hash of what is used there by some functions and classes of it. `rooms`:
     those in which their code is followed, or whose names begin so."""
     def of(x): return x.__module__.partition(".")[2]
-    def follows(v, x): return isinstance(v, (type, types.FunctionType)) and v.__module__.startswith(f"{PACKAGE}.") \
-        and of(v).startswith(tuple(rooms))
+    def follows(v, x):
+        return (isinstance(v, (type, types.FunctionType)) and v.__module__.startswith(f"{PACKAGE}.")
+                and of(v).startswith(tuple(rooms)))
     said = {}
     for x, values in _reached([getattr(x, "__wrapped__", x) for x in objects], follows):
-        plain = {f"{n} = {(_FIRST.get(v, v) if n == '__name__' else v)!r}" for n, v in values.items() if not isinstance(v, Kind) and _plain(n, v)}
+        plain = {f"{n} = {(_FIRST.get(v, v) if n == '__name__' else v)!r}"
+                 for n, v in values.items() if not isinstance(v, Kind) and _plain(n, v)}
         said.setdefault(of(x), set()).update(plain, [f"{x.__qualname__} {_formed(x)}"])
     return {room: _digits(lines) for room, lines in sorted(said.items())}
 

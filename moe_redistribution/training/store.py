@@ -61,6 +61,7 @@ def _no_sealed_file(path:str|Path) -> str:
     wanted = 8 + n + max(ends, default=0)
     return "" if size == wanted else f"one that cannot be read: {size} bytes, of which its header knows {wanted}"
 
+# %% ../../nbs/03_training/02_store.ipynb #881201b5
 def unseal(path:str|Path):
     "(tensors, info) of a sealed file. `Damaged` if it was cut short or altered; an OSError says nothing of it."
     path = Path(path)
@@ -114,6 +115,7 @@ def _trained_by(*kinds):
     return code_by_room([loop.init_members, loop.train_interval, loop.evaluate, loop.update_rules, multipliers, *own],
                         TRAINS)
 
+# %% ../../nbs/03_training/02_store.ipynb #8d869038
 @by_name
 def sources(c:str|Condition) -> dict:
     """What a run depends on beside its condition's name: hashes of its task's examples, of where they are read,
@@ -125,6 +127,7 @@ def sources(c:str|Condition) -> dict:
     kinds = dict.fromkeys(map(type, (c.routing, c.variant, *c.events)))
     return task | dict(router=code_of(type(c.routing))) | own | _trained_by(*kinds)
 
+# %% ../../nbs/03_training/02_store.ipynb #4fa6e3c8
 def say_if_other(c:Condition, then:dict, fix:str):
     "`say_if_changed` of each of the `sources` that something of a condition had `then`."
     now, same = sources(c), bool(TASKS.origin(c.task).file)                     # a file's hash is in the key
@@ -146,6 +149,7 @@ class Run:
     failed = property(lambda self: self.manifest["failed"] is not None)
     step = property(lambda self: self.manifest["step"])
 
+# %% ../../nbs/03_training/02_store.ipynb #6cc0bead
 def home() -> Path:
     "Where runs are kept: $MOE_REDISTRIBUTION_HOME, or the user's cache directory."
     if place := os.environ.get("MOE_REDISTRIBUTION_HOME"): return Path(place).expanduser()
@@ -259,6 +263,7 @@ class Store:
 # %% ../../nbs/03_training/02_store.ipynb #7dd38b75
 RUN_NAME = re.compile(rf"({'|'.join(STREAMS)})-(0|[1-9]\d{{0,9}})\.safetensors")
 
+# %% ../../nbs/03_training/02_store.ipynb #0d542439
 @by_name
 def unseal_state(path:str|Path, c:str|Condition, seeds:Sequence[int], stream:str):
     """(tensors, info) of a state in training of condition `c`, this stream and no seeds but `seeds`. `Damaged` if it is
@@ -268,6 +273,7 @@ def unseal_state(path:str|Path, c:str|Condition, seeds:Sequence[int], stream:str
     if got[::2] == expected[::2] and got[1] and {*got[1]} <= {*seeds}: return tensors, info
     refuse(path, f"the state of {expected}", f"{got}, another one", fix="delete it", error=Damaged)
 
+# %% ../../nbs/03_training/02_store.ipynb #6981dca5
 def set_aside(path:str|Path, why:str="damaged") -> Path:
     "Moves a file that is not to be used out of the way, over none that was moved before; where it lies now."
     to = next(q for i in itertools.count() if not (q := path.with_name(f"{path.name}.{why}{i or ''}")).exists())
@@ -288,6 +294,7 @@ def machine(device:str|torch.device="cpu") -> dict:
                 kernels=os.environ.get("MKL_CBWR", ""), torch=torch.__version__.split("+")[0],
                 python=platform.python_version())
 
+# %% ../../nbs/03_training/02_store.ipynb #87c65afb
 def _register_hash(root:str|Path=None) -> str:
     "Twelve digits of the SHA-256 of the register of claims beside the package; empty without a clone."
     path = Path(root or Path(__file__).resolve().parents[2]) / "results/registrations.csv"
@@ -301,7 +308,8 @@ def has_begun() -> dict:
 @patch
 @contextlib.contextmanager
 def locked(self:Store, c:str|Condition, seeds:Sequence[int], stream:str="authors", deadline:float=None):
-    "Holds the locks of these runs; waits for whoever has them as `lock` does, until a `deadline`: then `filelock.Timeout`."
+    """Holds the locks of these runs; waits for whoever has them as `lock` does, until a `deadline`: then
+    `filelock.Timeout`."""
     with contextlib.ExitStack() as stack:
         for s in sorted(seeds):
             path = self.path(c, s, stream).with_suffix(".lock")
@@ -317,7 +325,9 @@ def check(self:Store, expected_bytes:int=0):
                     fix="set MOE_REDISTRIBUTION_HOME to a folder with room that you may write to")
     try:
         self.root.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=self.root) as f: f.write(b"probe"); f.flush()
+        with tempfile.NamedTemporaryFile(dir=self.root) as f:
+            f.write(b"probe")
+            f.flush()
     except OSError as e:
         unfit("a writable folder", e.strerror or e, cause=e)
     if (free := shutil.disk_usage(self.root).free) < expected_bytes:

@@ -27,8 +27,7 @@ from ..basics.errors import choose, refuse
 from ..basics.registry import PACKAGE, Kind, ask, origin_of, register
 from .sources import code_by_room, code_of, say_if_changed
 from ..basics.files import Damaged, file_hash, lock, write_whole
-from .store import (Store, has_begun, machine, seal, set_aside as aside,
-                                               unseal)
+from .store import Store, has_begun, machine, seal, set_aside as aside, unseal
 from .jobs import Job, OutOfTime, Watch, run_all, whole_seeds
 from .groups import Training
 
@@ -45,7 +44,8 @@ class Preset:
     note: str = ""          # what is not attempted, and why, for a preset that is only an estimate
     def __post_init__(self):
         if not isinstance(self.arms, dict) or not all(isinstance(a, str) and a.strip() for a in self.arms):
-            refuse("arms of a preset", "a dictionary: a name → its seeds", repr(self.arms)[:80], fix='{"plain": (1, 2)}')
+            refuse("arms of a preset", "a dictionary: a name → its seeds", repr(self.arms)[:80],
+                   fix='{"plain": (1, 2)}')
         if not isinstance(self.settings, dict):
             refuse("settings of a preset", "a dictionary", repr(self.settings)[:80], fix="dict(steps=1000)")
         stacks = self.stack.values() if isinstance(self.stack, dict) else [self.stack]
@@ -63,6 +63,7 @@ def _needs_nothing(arm:str, seeds:Sequence[int], settings:dict):
     "What a job needs, where a study does not say."
     return ()
 
+# %% ../../nbs/03_training/08_study.ipynb #c64c7fd6
 @dataclass(frozen=True)
 class Study:
     """One paper's experiments: arms, seeds, and a function that gives rows.
@@ -118,6 +119,7 @@ def _study(name, study):
 STUDIES = Kind("study", "Experiments: arms, seeds, and a function that gives rows.", (), _study,
                (r"[A-Za-z]\w{0,59}", "letters, digits and _"), lambda: known_studies() | STUDIES)
 
+# %% ../../nbs/03_training/08_study.ipynb #6ffa0516
 _ROOMS = f"{PACKAGE}.studies."              # where its own lie: found by this name, late, since they import this room
 
 def _study_of_room(room): return import_module(room).STUDY
@@ -203,6 +205,7 @@ def _no_circle(study, p, arm, trail=()):
             refuse(of, f"{n} with the seeds of {arm}", f"none of {lost}", fix=f"give {n} these seeds")
         _no_circle(study, p, n, (*trail, arm))
 
+# %% ../../nbs/03_training/08_study.ipynb #6df48c0b
 def _of_seeds(job, arm):
     "The jobs of another arm that have seeds of a job."
     own = {*job.study.presets[job.preset].arms[arm]}
@@ -210,6 +213,7 @@ def _of_seeds(job, arm):
     jobs = study_jobs(job.study, job.preset, arm) + (study_jobs(job.study, job.preset, arm, more) if more else [])
     return [j for j in jobs if {*j.seeds} & {*job.seeds}]
 
+# %% ../../nbs/03_training/08_study.ipynb #fd271cbe
 def _fixed_arms(study:Study, arms:Iterable) -> dict:
     "Of some arms those that take no other seeds than a preset's: arm → why, in words."
     return {a: why for a in arms for begins, why in study.fixed.items() if a.startswith(begins)}
@@ -263,6 +267,7 @@ def _own_file(path:str|Path, key:str, kind:str="rows", part:str="", source:tuple
         if got[0] == key: wrong = f"{path}: expected {kind} {part or 'of the job'}, got {got[1]} {got[2] or 'of none'}"
     warnings.warn(f"{wrong}. Moved aside as {aside(path).name}")
 
+# %% ../../nbs/03_training/08_study.ipynb #6a2bed0a
 def find_rows(job:_StudyJob, store:Store):
     "The stored rows of a job, or None."
     if (found := _own_file(job.path(store), job.key, source=job.source)) is None: return None
@@ -356,6 +361,7 @@ class Desk:
         write_whole(path, json.dumps(said).encode())
         return said
 
+# %% ../../nbs/03_training/08_study.ipynb #704d4c01
 def _given(job, named, store):
     "What one thing that a job needs gave: runs of a training; of an arm the rows of the job's seeds."
     if isinstance(named, Training): return [store.load(named.condition, s, named.stream) for s in named.seeds]
@@ -377,6 +383,7 @@ def study_rows(study:Study, preset:str="small", arms:str|Sequence[str]=None, see
     "Every stored row of a preset; its conditions read `study.preset/…`. Empty if none is stored."
     return study.rows(preset, study_jobs(study, preset, arms, seeds), root)
 
+# %% ../../nbs/03_training/08_study.ipynb #bb8a9ca6
 def run_study(
     study:Study,  # one that was defined in a notebook needs the executor "here"
     preset:str="small",  # its size: seeds and settings
@@ -481,9 +488,9 @@ class TrainingStudy(Study):
         for name, stream in dict.fromkeys((j.condition, j.stream) for j in jobs):
             seeds = [s for j in jobs if (j.condition, j.stream) == (name, stream) for s in j.seeds]
             runs = [run for s in seeds if (run := store.find(name, s, stream)) is not None]
-            if not runs: continue
-            twice = ask("of_users", self.read)
-            found.append(ask("read_twice", self.read, name, runs) if twice else self.read(name, runs))
+            if runs:
+                twice = ask("of_users", self.read)
+                found.append(ask("read_twice", self.read, name, runs) if twice else self.read(name, runs))
         return pd.concat(found, ignore_index=True) if found else pd.DataFrame()
 
 # %% ../../nbs/03_training/08_study.ipynb #c5a0e002
