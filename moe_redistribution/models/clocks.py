@@ -24,7 +24,7 @@ def waves(freqs:Sequence[int]=FREQS):
     return torch.stack([angle.cos(), angle.sin()], -1).flatten(1).float()
 
 # %% ../../nbs/02_models/07_clocks.ipynb #05ff0c25
-def _place(i, freqs): return slice(2 * i * len(freqs), 2 * (i + 1) * len(freqs))        # 0 token, 1 a, 2 b, 3 sum
+def _unit_slice(i, freqs): return slice(2 * i * len(freqs), 2 * (i + 1) * len(freqs))        # 0 token, 1 a, 2 b, 3 sum
 
 def _frame(c, freqs, apart):
     "Everything but the FFN, one seed; refuses conditions and frequencies for which there is no clock."
@@ -37,13 +37,13 @@ def _frame(c, freqs, apart):
         refuse("clock", f"1 to {room} different frequencies from 1 to {P // 2}", freqs, fix="leave them out")
     p = {n: torch.zeros(1, *s) for n, s in shapes(c).items()}
     table, each = waves(freqs), range(2 * len(freqs))
-    p["W_E"][0, :P, _place(0, freqs)] = table
+    p["W_E"][0, :P, _unit_slice(0, freqs)] = table
     p["W_pos"][0, :, -3:] = torch.eye(3)
-    p["W_U"][0, _place(3, freqs), :P] = 20 * table.T
+    p["W_U"][0, _unit_slice(3, freqs), :P] = 20 * table.T
     for h in range(2 if apart else 1):
         for r in each:
             p["W_V"][0, 0, h, r, r] = 1
-            p["W_O"][0, 0, h, r, _place(h + 1 if apart else 0, freqs).start + r] = 1 if apart else 3
+            p["W_O"][0, 0, h, r, _unit_slice(h + 1 if apart else 0, freqs).start + r] = 1 if apart else 3
         if apart: p["W_Q"][0, 0, h, -1, 0], p["W_K"][0, 0, h, h - 3, 0] = 40, c.d_head**.5
     return p
 
@@ -56,10 +56,10 @@ def bilinear_clock(c:str|Condition="modadd/glu-h64-linear", freqs:Sequence[int]=
     p, c, K = _frame(c, freqs, apart), condition(c), len(freqs)
     if not (c.gated and c.activation == "linear"):
         refuse("bilinear_clock", "a GLU with activation linear", c.name, fix="use modadd/glu-h64-linear")
-    A, B, out = (_place(i, freqs).start for i in ((1, 2, 3) if apart else (0, 0, 3)))
+    A, B, out = (_unit_slice(i, freqs).start for i in ((1, 2, 3) if apart else (0, 0, 3)))
     kinds = [(0, 0, 0, 1), (1, 1, 0, -1)] + ([(0, 1, 1, 1), (1, 0, 1, 1)] if apart else [(0, 1, 1, 2)])
     neurons = [(A + 2 * k + i, B + 2 * k + j, out + 2 * k + o, v) for k in range(K) for i, j, o, v in kinds]
-    _fits(c, len(neurons))
+    _with_room_for(c, len(neurons))
     for n in range(c.d_mlp):
         i, j, o, v = neurons[n % len(neurons)]
         size = 1 if n < len(neurons) else faint
@@ -67,7 +67,7 @@ def bilinear_clock(c:str|Condition="modadd/glu-h64-linear", freqs:Sequence[int]=
     return p
 
 # %% ../../nbs/02_models/07_clocks.ipynb #23702080
-def _fits(c, n):
+def _with_room_for(c, n):
     if n > c.d_mlp: refuse("clock", f"a width of at least {n}", c.name,
                            fix=f"use {c.name.replace(f'-h{c.d_mlp}-', f'-h{n}-')} or fewer frequencies")
 
@@ -77,7 +77,7 @@ def rotated_clock(c:str|Condition="modadd/glu-h64-linear", freqs:Sequence[int]=F
     seed axis of one. Raises ValueError unless c is a linear GLU of modadd that is wide enough."""
     c, n = condition(c), 2 * len(freqs)
     p = bilinear_clock(c, freqs)
-    _fits(c, n * (n + 1) // 2)
+    _with_room_for(c, n * (n + 1) // 2)
     gate, up, down = (p[k][0, 0, 0].double() for k in ("W_gate", "W_up", "W_down"))
     form = torch.einsum("iw,jw,wo->ijo", gate, up, down)[:n, :n]
     v = torch.randn(n, c.d_mlp, generator=torch.Generator().manual_seed(seed)).double() / n**.5
@@ -97,14 +97,14 @@ def clock(c:str|Condition="modadd/ffn-h105-relu", freqs:Sequence[int]=FREQS, pha
         refuse("clock", "an FFN without gate, relu, gelu or silu", c.name,
                fix="use modadd/ffn-h105-relu, or bilinear_clock")
     n = max((c.d_mlp // K - 1) // 2 * 2 + 1, 9) if phases is None else phases
-    _fits(c, K * n)
+    _with_room_for(c, K * n)
     if n < 9 or n % 2 == 0: refuse("phases", "an odd number from 9 on", n, fix="leave it out")
     for i in range(c.d_mlp):
         k, size = i % K, sharp * (1 if i < K * n else faint)
         angle = 2 * math.pi * (i // K % n) / n
         for j, wave in enumerate((math.cos, math.sin)):
             p["W_up"][0, 0, 0, 2 * k + j, i] = wave(angle) * size
-            p["W_down"][0, 0, 0, i, _place(3, freqs).start + 2 * k + j] = wave(2 * angle) * 4 / n / sharp
+            p["W_down"][0, 0, 0, i, _unit_slice(3, freqs).start + 2 * k + j] = wave(2 * angle) * 4 / n / sharp
     return p
 
 # %% ../../nbs/02_models/07_clocks.ipynb #fd785270

@@ -20,7 +20,7 @@ STRONG = 40.0                                                # e⁻⁴⁰ of the
 
 def count_by_attention(c:str|Condition="hist/ffn-h40-relu") -> dict:
     "Exact on counts 1–9: two heads with position 0 as sink hold the count. ValueError below a ReLU FFN of 33."
-    p, tokens, root = _blank(c, 33), slice(ALPHABET), condition(c).d_head**.5            # scores are divided by it
+    p, tokens, root = _blank_counter(c, 33), slice(ALPHABET), condition(c).d_head**.5            # scores are divided by it
     for h, sink in enumerate([STRONG + math.log(10), math.log(11)]):
         p["W_Q"][0, 0, h, tokens, :ALPHABET] = torch.eye(ALPHABET)
         p["W_K"][0, 0, h, tokens, :ALPHABET] = torch.eye(ALPHABET) * STRONG * root
@@ -36,7 +36,7 @@ def count_by_attention(c:str|Condition="hist/ffn-h40-relu") -> dict:
     return p
 
 # %% ../../nbs/02_models/06b_counters.ipynb #b2ba3612
-def _blank(c, width):
+def _blank_counter(c, width):
     "Parameters of one model, all zero but token, position and ten dimensions that are the logits."
     c = condition(c)
     plain = c.get_task().counting and c.ffn == "ffn" and c.activation == "relu" and not c.norm and c.n_layers == 1
@@ -65,7 +65,7 @@ def _step(p, at, dim, scale, low, high, adds):
 def count_by_inventory(c:str|Condition="hist/ffn-h40-relu") -> dict:
     """Exact on counts 1–9: even attention brings the bag, 32 token-selective neurons look it up. Raises ValueError for
     any other layer than a dense ReLU FFN of width 32 or more."""
-    p, tokens = _blank(c, ALPHABET), torch.arange(ALPHABET)
+    p, tokens = _blank_counter(c, ALPHABET), torch.arange(ALPHABET)
     p["W_V"][0, 0, 0, tokens, tokens] = 1
     p["W_O"][0, 0, 0, tokens, D["BAG"] + tokens] = LENGTH
     p["W_up"][0, 0, 0, D["T"] + tokens, tokens], p["W_up"][0, 0, 0, D["BAG"] + tokens, tokens] = 12, 1

@@ -459,7 +459,7 @@ def dask_client(host:str, port:int, folder:str|Path=None, timeout:float=8, proto
 
 
 # %% ../../nbs/03_training/05_executors.ipynb #08e1817f
-def _told(f:Callable, *args):
+def _outcome(f:Callable, *args):
     """(value, error, its traceback in words) of `f(*args)` as a worker: an error travels as what it is, and not as a
     log."""
     try: return _as_worker(f, *args), None, ""
@@ -478,7 +478,7 @@ class JobPool(ThreadPoolExecutor):
     def submit(self, f:Callable, *args):
         def send():
             try:
-                with self.lock: self.going.add(job := self.jobs.submit(_told, f, *args))
+                with self.lock: self.going.add(job := self.jobs.submit(_outcome, f, *args))
             except Exception as e: refuse("job", "one that the batch system takes", " ".join(str(e).split()), cause=e,
                                           fix="correct what is asked for", error=RuntimeError)
             try: value, error, trace = job.result()

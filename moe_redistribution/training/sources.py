@@ -25,7 +25,7 @@ def _tree(x):
         if isinstance(body[0].value, ast.Constant): node.body = body[1:] or [ast.Pass()]
     return tree
 
-def _said(x) -> str:
+def _source_text(x) -> str:
     "The source of a function or class without comments, docstrings and layout; as it stands where it is no statement."
     tree = _tree(x)
     return ast.unparse(tree) if isinstance(tree, ast.AST) else tree or ""
@@ -42,7 +42,7 @@ def _library(item):
     name, x = item
     return name, x.built_in() if isinstance(x, Kind) else x
 
-def _plain(name, x):
+def _is_constant(name, x):
     "Is this a value that does not change, or a table that is called like one, and says the same in every process?"
     kinds = (int, float, str, bool, tuple, type(None)) + ((list, dict) if name.isupper() and name[0] != "_" else ())
     return isinstance(x, kinds) and len(said := repr(x)) < 10_000 and not re.search(r" at 0x[0-9a-f]+", said)
@@ -81,25 +81,25 @@ def _source_hash(*objects) -> str:
     "Twelve digits of a hash of what functions and classes say, and of what they use of their own; of no source, empty."
     said = set()
     for x, values in _reached(objects, _own):
-        if text := _said(x): said.add(f"{x.__qualname__} {text}")
-        said |= {f"{n} = {v!r}" for n, v in map(_library, values.items()) if _plain(n, v)}
+        if text := _source_text(x): said.add(f"{x.__qualname__} {text}")
+        said |= {f"{n} = {v!r}" for n, v in map(_library, values.items()) if _is_constant(n, v)}
     return _digits(said)
 
 # %% ../../nbs/03_training/01b_sources.ipynb #a7c01e09
 _LAYOUT = ("annotation", "returns", "type_params", "type_comment", "kind", "ctx")         # or new in some Python
 
-def _form(node) -> str:
+def _tree_text(node) -> str:
     "A syntax tree as text: its nodes and what they hold."
-    if isinstance(node, list): return f"[{','.join(map(_form, node))}]"
+    if isinstance(node, list): return f"[{','.join(map(_tree_text, node))}]"
     if not isinstance(node, ast.AST): return repr(node)
     held = {n: v for n, v in ast.iter_fields(node) if n not in _LAYOUT and v is not None and v != []}
-    return f"{type(node).__name__}({','.join(f'{n}={_form(v)}' for n, v in held.items())})"
+    return f"{type(node).__name__}({','.join(f'{n}={_tree_text(v)}' for n, v in held.items())})"
 
 _FORMS = weakref.WeakKeyDictionary()
 
 def _formed(x):
     "The form of a function or class, worked out once."
-    if x not in _FORMS: _FORMS[x] = _form(_tree(x))
+    if x not in _FORMS: _FORMS[x] = _tree_text(_tree(x))
     return _FORMS[x]
 
 # %% ../../nbs/03_training/01b_sources.ipynb #da30bf21
@@ -116,7 +116,7 @@ def code_by_room(objects:Iterable, rooms:Sequence[str]) -> dict:
     said = {}
     for x, values in _reached([getattr(x, "__wrapped__", x) for x in objects], follows):
         plain = {f"{n} = {(_FIRST.get(v, v) if n == '__name__' else v)!r}"
-                 for n, v in values.items() if not isinstance(v, Kind) and _plain(n, v)}
+                 for n, v in values.items() if not isinstance(v, Kind) and _is_constant(n, v)}
         said.setdefault(of(x), set()).update(plain, [f"{x.__qualname__} {_formed(x)}"])
     return {room: _digits(lines) for room, lines in sorted(said.items())}
 

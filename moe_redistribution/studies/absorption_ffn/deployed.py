@@ -119,7 +119,7 @@ def as_copies(params, c, n_experts=4):
     c = condition(c)
     name = f"{c.task}/moe-e{n_experts}k1-h{n_experts * c.d_mlp}-{c.activation}"
     own = {n: v.repeat_interleave(n_experts, 2) for n, v in params.items() if n in ("W_up", "b_up", "W_down", "b_down")}
-    return _routed(params, own, n_experts), condition(name)
+    return _routed_weights(params, own, n_experts), condition(name)
 
 def as_slices(params, c, n_experts=4):
     "(parameters, condition) of a top-1 mixture whose experts add up to the dense FFN of `c`; its router is 0."
@@ -128,9 +128,9 @@ def as_slices(params, c, n_experts=4):
     own = {"W_up": cut(params["W_up"]).movedim(-2, 2), "b_up": cut(params["b_up"]),
            "W_down": params["W_down"][:, :, 0].unflatten(2, (n_experts, -1)),
            "b_down": params["b_down"].expand(-1, -1, n_experts, -1) / n_experts}
-    return _routed(params, own, n_experts), condition(f"{c.task}/moe-e{n_experts}k1-h{c.d_mlp}-{c.activation}")
+    return _routed_weights(params, own, n_experts), condition(f"{c.task}/moe-e{n_experts}k1-h{c.d_mlp}-{c.activation}")
 
-def _routed(params, own, n_experts):
+def _routed_weights(params, own, n_experts):
     W_O = params["W_O"]
     return params | own | {"W_router": W_O.new_zeros(*W_O.shape[:2], W_O.shape[-1], n_experts)}
 

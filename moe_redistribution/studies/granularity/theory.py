@@ -38,7 +38,7 @@ def _masses(R, X, k:int) -> torch.Tensor:
     return torch.bincount(_regions(X @ R.T, k), minlength=comb(len(R), k)).double() / len(X)
 
 # %% ../../../nbs/10_studies/granularity/03_theory.ipynb #ed152430
-def _answers(values, mass):
+def _centred_answers(values, mass):
     "Answers that occur (answer, d), centred, their masses, which sum to 1, and their variance."
     v, w = torch.as_tensor(values, dtype=torch.double), torch.as_tensor(mass, dtype=torch.double)
     v, w = v[w > 0], w[w > 0] / w.sum()
@@ -47,7 +47,7 @@ def _answers(values, mass):
 
 def _proven_error(values, mass, cells:int) -> float:
     "Relative error that answers (region, d), each with a mass, leave at least if only `cells` of them may be given."
-    v, w, whole = _answers(values, mass)
+    v, w, whole = _centred_answers(values, mass)
     if cells >= len(w): return 0.0
     near = w * torch.cdist(v, v).square().fill_diagonal_(torch.inf).amin(1)
     by_distance = (near.sum() - near.topk(cells).values.sum()) / 2
@@ -59,7 +59,7 @@ def _found_error(values, mass, cells:int, starts=4) -> float:
     """Relative error of the best clustering into `cells` that k-means found in so many `starts`: at least as large as
     the least possible one."""
     from sklearn.cluster import KMeans
-    v, w, whole = (x.numpy() if torch.is_tensor(x) else x for x in _answers(values, mass))
+    v, w, whole = (x.numpy() if torch.is_tensor(x) else x for x in _centred_answers(values, mass))
     if cells >= len(w): return 0.0
     return float(KMeans(cells, n_init=starts, random_state=0).fit(v, sample_weight=w).inertia_ / whole)
 

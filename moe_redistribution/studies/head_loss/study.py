@@ -88,7 +88,7 @@ _SAID = {"one.mixture-dense": ("-", f"{_ONE} {_FEWER}"), "one.slow-dense": ("-",
 _PAIRS = "mixture-dense narrow-dense slow-dense mixture-slow fast-dense slower-mixture frozen-mixture".split()
 _FAMILIES = {"one": _PAIRS, "one.zero": _PAIRS, "one.worst": _PAIRS[:5], "two": _PAIRS[:5], "two.worst": _PAIRS[:5]}
 
-def _contrast(family, pair) -> Contrast:
+def _family_contrast(family, pair) -> Contrast:
     "A planned comparison of two arms."
     (a, b), (depth, _, how) = pair.split("-"), family.partition(".")
     expects, said = _SAID.get(f"{family}.{pair}", ("+", ""))
@@ -98,4 +98,4 @@ def _contrast(family, pair) -> Contrast:
                     seeds=LOST_ONE if depth == "one" else LOST_TWO, null=baselines("add7")["uniform"],
                     family=family.replace(".", "_"), says=said, expects=expects,
                     power=("mixture", "dense") if expects == "0" else (), page="10_studies/head_loss/41_head_loss.ipynb")
-CONTRASTS = [_contrast(family, pair) for family, pairs in _FAMILIES.items() for pair in pairs]
+CONTRASTS = [_family_contrast(family, pair) for family, pairs in _FAMILIES.items() for pair in pairs]

@@ -109,7 +109,7 @@ def parrots_set_up(name) -> dict:
     if name == "gap": return dict(problems=sum(PARROTS_PAPER[name]["problems"].values()))
     return (_parrots_sizes(name) if name != "optimiser" else {}) | (_parrots_training(name) if name != "models" else {})
 
-def _fact_rows(name, facts_of):
+def _parrots_facts(name, facts_of):
     study, _, said = name.partition("/")
     choose("study", study, ["parrots"])
     return tidy([rows([v], [0], condition=name, stream="none", rule="none", metric=m)
@@ -117,7 +117,7 @@ def _fact_rows(name, facts_of):
 
 def _parrots_set_up_rows(name) -> pd.DataFrame:
     "A set-up such as `parrots/book` as rows, in the stream and at the rule `none`, seed 0."
-    return _fact_rows(name, parrots_set_up)
+    return _parrots_facts(name, parrots_set_up)
 
 
 
@@ -143,6 +143,6 @@ def _executed_theory(name) -> dict:
 # %% ../../../nbs/10_studies/parrots/04_facts.ipynb #ca11ab05
 def _executed_theory_rows(name) -> pd.DataFrame:
     "A theorem such as `parrots/graphs-3` as rows, in the stream and at the rule `none`, seed 0."
-    return _fact_rows(name, _executed_theory)
+    return _parrots_facts(name, _executed_theory)
 
 COMPUTED = {"parrots_set_up": _parrots_set_up_rows, "parrots_theory": _executed_theory_rows}

@@ -59,7 +59,7 @@ def _looked(members:Members) -> dict:
     kept = {t.positions[j]: (said == t.targets)[:, asked[:, j], j].double().mean(1) for j in (1, 2)}      # tens, hundreds
     return dict(right=exact(s.predict() == t.targets), lost=loss(params, t.tokens, t.targets, c)[0]) | kept
 
-def _read(members:Members, seen:dict, found:dict, last:bool):
+def _read_due(members:Members, seen:dict, found:dict, last:bool):
     "Adds to `found`, seed → rule → what is read there, what is due at this look."
     for i, seed in enumerate(members.seeds):
         each = found.setdefault(str(seed), {})
@@ -80,7 +80,7 @@ def _recipe_rows(arm, seeds, settings, desk):
         return tensors, dict(members=info, found=found)
     while (at := int(members.step[0])) < settings["most"]:
         train_interval(members, _EVERY)
-        _read(members, seen := _looked(members), found, last := at + _EVERY >= settings["most"])
+        _read_due(members, seen := _looked(members), found, last := at + _EVERY >= settings["most"])
         members.keep(still := torch.tensor([len(found[str(s)]) < len(READ_AT) for s in members.seeds]))
         desk.tell(max(at / settings["most"], 1 - len(members.seeds) / len(seeds)), seen["lost"].tolist())
         if not still.any(): break

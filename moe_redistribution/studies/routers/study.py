@@ -96,25 +96,25 @@ _MORE = ("half", "soft", "rehashed", "biased", "expert_choice")
 MATCHED = {"switch": "switch_frozen_x12", "top2": "top2_frozen_x8"}        # twins with as much gate, by the pilot
 _AGAIN = (*_TWINS, "switch", "switch_frozen", "top2", "top2_frozen", *MATCHED.values(), "hashed", "hashed2")
 _BALANCE = ("balance", "frozen_balanced", "straight_free")
-def _of(task, arms): return dict.fromkeys([f"{task}/{a}" for a in arms], _SEEDS)
+def _arms_of(task, arms): return dict.fromkeys([f"{task}/{a}" for a in arms], _SEEDS)
 ROUTED_PRESETS |= {
     "night": Preset("every question but two, with eight seeds",
-                    {n: s for t, own in NIGHT_ARMS.items() for n, s in _of(t, own).items()}, 1, _routed_settings()),
+                    {n: s for t, own in NIGHT_ARMS.items() for n, s in _arms_of(t, own).items()}, 1, _routed_settings()),
     "number": Preset("eight and sixteen experts",
-                     _of("book", [f"{a}_e{E}" for E in (8, 16) for a in ("straight", "straight_frozen")]), 1,
+                     _arms_of("book", [f"{a}_e{E}" for E in (8, 16) for a in ("straight", "straight_frozen")]), 1,
                      _routed_settings()),
     "chosen": Preset("arms whose own best rate is another",
-                     _of("rule", [f"{a}@{r}" for a, r in (("straight", .001), ("top2", .004))]), 1,
+                     _arms_of("rule", [f"{a}@{r}" for a, r in (("straight", .001), ("top2", .004))]), 1,
                      _routed_settings()),
     "surface": Preset("experts in all and for a token, at equal rates and at rates by width",
-                      _of("surface", [f"m{m}k{k}" for m, k in SURFACE] + _SCALED
+                      _arms_of("surface", [f"m{m}k{k}" for m, k in SURFACE] + _SCALED
                           + ["dense", "dense_scaled", "narrow"]), 1, _routed_settings()),
     "twins": Preset("twins with as much gate, the balance loss alone, and a slow mixture: new seeds",
                     {f"book/{a}": range(9, 25) for a in _AGAIN}
                     | {f"{n}": range(9, 17) for n in [*(f"book/{a}" for a in (*_BALANCE, "placed")),
                                                       "surface/switch_slow", "surface/dense_scaled"]}
-                    | _of("rule", _BALANCE), 1, _routed_settings()),
+                    | _arms_of("rule", _BALANCE), 1, _routed_settings()),
     "more": Preset("the other routers",
-                   {n: s for t in ("book", "rule") for n, s in _of(t, _MORE).items()}, 1, _routed_settings())}
+                   {n: s for t in ("book", "rule") for n, s in _arms_of(t, _MORE).items()}, 1, _routed_settings())}
 STUDY = Study("routers", "What is a learned router good for?", ROUTED_PRESETS, _routed_rows, _routed_seconds,
               content=_routed_content, threads=1)

@@ -30,13 +30,13 @@ def _recorded_checkpoints(root=None) -> list:
     return [(n, r) for n, r in CANONICAL if checkpoint_path(n, r, root).exists()]
 
 # %% ../../../nbs/10_studies/sparsity_moves/04_reading.ipynb #6191e154
-def _plain(c): return c.n_layers == 1 and c.ffn != "no_ffn"
-def _of(*tasks): return lambda c: c.n_layers == 1 and c.task in tasks
+def _one_layer_with_ffn(c): return c.n_layers == 1 and c.ffn != "no_ffn"
+def _one_layer_of(*tasks): return lambda c: c.n_layers == 1 and c.task in tasks
 
-MEASURED = {"patterns": _of("add7"), "rerouting": _of("add7"), "copying": _plain, "grokking": _plain,
-            "routing": _of("add7", "modadd"), "attribution": lambda c: c.n_layers == 1, "patching": _of("add7"),
+MEASURED = {"patterns": _one_layer_of("add7"), "rerouting": _one_layer_of("add7"), "copying": _one_layer_with_ffn, "grokking": _one_layer_with_ffn,
+            "routing": _one_layer_of("add7", "modadd"), "attribution": lambda c: c.n_layers == 1, "patching": _one_layer_of("add7"),
             "scores": lambda c: False,
-            "probes": lambda c: c.name in HEADLINE4 or c.task == "modadd" and _plain(c),
+            "probes": lambda c: c.name in HEADLINE4 or c.task == "modadd" and _one_layer_with_ffn(c),
             "fourier": lambda c: c.name in HEADLINE4 or c.task == "modadd"}
 
 def measured_with(c) -> dict:

@@ -108,7 +108,7 @@ def _standing_seconds(arm, seeds, settings) -> float:
     S = settings[arm.partition("/")[0]]
     return len(seeds) * S["steps"] * S["step_seconds"] * (2 if arm.endswith("/replayed") else 1)
 
-def _settings(steps:int=600, **levels) -> dict:
+def _common_settings(steps:int=600, **levels) -> dict:
     "The settings of all tasks."
     sizes = dict(d=32, heads=2, h=64)
     BOOK = dict(n=500, letters=4, digits=5, batch=64, heldout=256, lr={"*": .003}, step_seconds=.02, sizes=sizes | dict(T=11))
@@ -128,27 +128,27 @@ SIXTEEN_SEEDS = ("learned", "hash", "kept", "first2", "last2", "counts", "first1
 _EIGHT = ("dense", "narrow", "exchange0.01", "exchange0.03", "exchange0.3", "still_map", "unseen", "switch", "token_kept",
           "kept_late", "lag10", "prefix")
 EIGHT_SEEDS = dict(book=(*_EIGHT, "name"), pairs=_EIGHT)
-def _of(task, seeds, *arms): return {f"{task}/{a}": tuple(seeds) for a in arms}
-def _both(seeds, *arms): return _of("book", seeds, *arms) | _of("pairs", seeds, *arms)
+def _seeds_by_arm(task, seeds, *arms): return {f"{task}/{a}": tuple(seeds) for a in arms}
+def _both(seeds, *arms): return _seeds_by_arm("book", seeds, *arms) | _seeds_by_arm("pairs", seeds, *arms)
 STANDING_PRESETS = {
-    "tiny": Preset("a few steps: does it run?", _both((1,), *STANDING_ARMS), 1, _settings(8), recorded=False),
+    "tiny": Preset("a few steps: does it run?", _both((1,), *STANDING_ARMS), 1, _common_settings(8), recorded=False),
     "small": Preset("three questions in minutes: two seeds on a phone book",
-                    {f"book/{a}": (1, 2) for a in ("learned", "hash", "kept", "first2", "last2", "counts")}, 1, _settings()),
+                    {f"book/{a}": (1, 2) for a in ("learned", "hash", "kept", "first2", "last2", "counts")}, 1, _common_settings()),
     "pilot": Preset("what width buys, and whether learned routes and a hash differ, on seeds of its own",
-                    _both(_PILOT, "dense", "narrow", "learned", "hash"), 1, _settings()),
-    "decide": Preset("every arm that a contrast reads", _both(range(1, 17), *SIXTEEN_SEEDS), 1, _settings()),
+                    _both(_PILOT, "dense", "narrow", "learned", "hash"), 1, _common_settings()),
+    "decide": Preset("every arm that a contrast reads", _both(range(1, 17), *SIXTEEN_SEEDS), 1, _common_settings()),
     "curve": Preset("doses, bounds and twins that draw the curve",
-                    {n: s for t in ROUTE_TASKS for n, s in _of(t, range(1, 9), *EIGHT_SEEDS[t]).items()}, 1, _settings()),
+                    {n: s for t in ROUTE_TASKS for n, s in _seeds_by_arm(t, range(1, 9), *EIGHT_SEEDS[t]).items()}, 1, _common_settings()),
     "confounds": Preset("what a reader of the first rows asked, on seeds of its own", _both(_UNSEEN, "learned", "unbalanced", "hash",
-                        "early", "kept", "token_kept", "prefix", "replayed"), 1, _settings()),
+                        "early", "kept", "token_kept", "prefix", "replayed"), 1, _common_settings()),
     "keys": Preset("what an untrained map is worth beside a hash of the same key, on seeds of its own",
-                   _both(_NEWER, "learned", "hash", "early", "early_token") | _of("pairs", _NEWER, "pair"), 1, _settings()),
+                   _both(_NEWER, "learned", "hash", "early", "early_token") | _seeds_by_arm("pairs", _NEWER, "pair"), 1, _common_settings()),
     "chance": Preset("stored choices beside chance, a router that reads the token alone, and tokens that get nothing",
-                     _both(_NEWEST, "narrow", *_BESIDE_CHANCE) | _of("pairs", _NEWEST, "pair"), 1, _settings()),
+                     _both(_NEWEST, "narrow", *_BESIDE_CHANCE) | _seeds_by_arm("pairs", _NEWEST, "pair"), 1, _common_settings()),
     "worth": Preset("a tuned router where the right expert hangs on what was read, on seeds of its own",
-                    _of("spelled", _NEWEST, "dense", "narrow", "learned_apart", "hash", "prefix", "kept", "late_text", "token_map"), 1, _settings()),
+                    _seeds_by_arm("spelled", _NEWEST, "dense", "narrow", "learned_apart", "hash", "prefix", "kept", "late_text", "token_map"), 1, _common_settings()),
     "tuning": Preset("a learned router on a spelled book, until it is worth more than one expert's width",
-                     _of("spelled", _PILOT, *(f"{a}@{r}" for a in _TUNED for r in (.001, .003, .006))), 1, _settings())}
+                     _seeds_by_arm("spelled", _PILOT, *(f"{a}@{r}" for a in _TUNED for r in (.001, .003, .006))), 1, _common_settings())}
 STUDY = Study("standing_routes", "Should a route stand still?", STANDING_PRESETS, _standing_rows, _standing_seconds,
               content=_standing_content, threads=1)
 
@@ -186,7 +186,7 @@ _LATER_SEEDS = dict(confounds=_UNSEEN, keys=_NEWER, chance=_NEWEST, parts=_NEWES
 DEALT = {f"{t}/{stored}": f"{t}/{by_chance}" for t in ROUTE_TASKS for stored, by_chance in dict(
     kept="late_text", token_kept="late_token", early_token="hash", early=dict(book="prefix", pairs="pair")[t],
     replayed=dict(book="prefix", pairs="pair")[t]).items()}
-def _contrast(task, family, pair) -> Contrast:
+def _pair_contrast(task, family, pair) -> Contrast:
     (a, b), (expects, said), later = pair.split("-"), _SAID.get(pair, ("+", "")), family in _LATER_SEEDS
     return Contrast(f"{task}.{pair}", f"{task}/{a}", f"{task}/{b}", metric="loss" if task == "spelled" else "mean_loss",
                     seeds=_LATER_SEEDS.get(family, range(1, 17)),
@@ -194,9 +194,9 @@ def _contrast(task, family, pair) -> Contrast:
                     preset=dict(parts="chance").get(family, family) if later else "decide", family=f"{task}_{family}",
                     expects=expects, power=(f"{task}/learned", f"{task}/hash") if said and expects == "0" else (),
                     says=said and f"{_WHERE[task]}, {said}.", page="10_studies/standing_routes/41_standing_routes.ipynb")
-CONTRASTS = [_contrast(t, family, pair) for t in ROUTE_TASKS for family, pairs in _ASKED.items() for pair in pairs]
-CONTRASTS.append(_contrast("pairs", "keys", "early-pair"))            # the book's key is all that was read: `prefix`
-CONTRASTS += [_contrast("book", "chance", "early-prefix"), _contrast("pairs", "chance", "replayed-pair")]
-CONTRASTS += [_contrast("spelled", "worth", pair) for pair in (
+CONTRASTS = [_pair_contrast(t, family, pair) for t in ROUTE_TASKS for family, pairs in _ASKED.items() for pair in pairs]
+CONTRASTS.append(_pair_contrast("pairs", "keys", "early-pair"))            # the book's key is all that was read: `prefix`
+CONTRASTS += [_pair_contrast("book", "chance", "early-prefix"), _pair_contrast("pairs", "chance", "replayed-pair")]
+CONTRASTS += [_pair_contrast("spelled", "worth", pair) for pair in (
     "learned_apart-narrow", "learned_apart-hash", "learned_apart-prefix", "prefix-hash", "kept-late_text", "token_map-hash")]
 DEALT["spelled/kept"] = "spelled/late_text"

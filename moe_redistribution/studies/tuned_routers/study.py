@@ -159,7 +159,7 @@ _SAID = {"new.kept-free": ("-", "routes of pairs that are kept from the old text
          "new.frozen-free": ("0", "a router whose maps are frozen loses as much of the new text as one that is free."),
          "old.frozen-free": ("0", "a router whose maps are frozen loses as much of what the new text does not show as one that is free.")}
 
-def _contrast(arm, text, pair, *own) -> Contrast:
+def _tuning_contrast(arm, text, pair, *own) -> Contrast:
     "A planned comparison of two tunings of a model; `own`: what is expected and said, if that is not in `_SAID`."
     (a, b), (expects, said) = pair.split("-"), own or _SAID.get(f"{text}.{pair}", ("+", ""))
     return Contrast(f"{arm}.{text}.{pair}", f"{arm}/{a}", f"{arm}/{b}", metric="loss", margin=dict(new=.03, old=.1)[text], null="none",
@@ -167,8 +167,8 @@ def _contrast(arm, text, pair, *own) -> Contrast:
                     power=("straight/kept", "straight/free") if expects == "0" else (),
                     says=said and f"{_ON}{_WEIGHED.get(arm, '')} {said}", page="10_studies/tuned_routers/41_tuned_routers.ipynb")
 _ASKED = dict(straight="frozen-free slow-free unbalanced-free kept-free kept-dealt dealt-free", switch="frozen-free slow-free unbalanced-free")
-CONTRASTS = [_contrast(arm, text, pair) for arm, pairs in _ASKED.items() for text in ("new", "old") for pair in pairs.split()]
+CONTRASTS = [_tuning_contrast(arm, text, pair) for arm, pairs in _ASKED.items() for text in ("new", "old") for pair in pairs.split()]
 _LATER = {"new.token-free": ("-", "experts that are dealt to tokens by chance lose less of the new text than a router that is free."),
           "new.dealt-token": ("-", ""), "new.kept-renamed": ("+", ""), "old.token-free": ("+", ""), "old.dealt-token": ("+", ""),
           "old.kept-renamed": ("-", "routes that are kept lose less of what the new text does not show than the same routes with experts renamed.")}
-CONTRASTS += [replace(_contrast("tables", *name.split("."), *said), preset="tables", seeds=TABLE_SEEDS) for name, said in _LATER.items()]
+CONTRASTS += [replace(_tuning_contrast("tables", *name.split("."), *said), preset="tables", seeds=TABLE_SEEDS) for name, said in _LATER.items()]
