@@ -47,7 +47,8 @@ MOVED = {  # part of a room until November 2026 → its part today → rooms: ol
     "language": {"opened": "weights upcycled families watched router_pass layers hooks decomposition routing_edits "
                            "reading opened other_tools export streaming loads recorded audit regret "
                            "documents removal specialise masks gates_study smollm2"}}
-TODAY = {f"{old}.{room}": f"{new}.{room}" for old, parts in MOVED.items() for new, rooms in parts.items() for room in rooms.split()}
+TODAY = {f"{old}.{room}": f"{new}.{room}" for old, parts in MOVED.items()
+         for new, rooms in parts.items() for room in rooms.split()}
 
 class _OldName:
     "Finds a room under its old name: it is the room of today, and a warning says where that stands."
@@ -56,11 +57,12 @@ class _OldName:
         package, _, room = name.partition(".")
         if package == "moe_redistribution" and room in TODAY: return spec_from_loader(name, _OldName)
     @staticmethod
-    def create_module(spec): return None                                          # an empty one, which the next replaces
+    def create_module(spec): return None                            # an empty one, which the next replaces
     @staticmethod
     def exec_module(module):
         today = f"moe_redistribution.{TODAY[module.__name__.partition('.')[2]]}"
-        warnings.warn(f"{module.__name__}: expected {today}, where it stands today; fix: import it from there", FutureWarning, stacklevel=2)
+        warnings.warn(f"{module.__name__}: expected {today}, where it stands today; fix: import it from there",
+                      FutureWarning, stacklevel=2)
         sys.modules[module.__name__] = import_module(today)
 
 if not any(f.__name__ == "_OldName" for f in sys.meta_path if isinstance(f, type)): sys.meta_path.append(_OldName)
@@ -100,17 +102,23 @@ __getattr__, __dir__ = imported_late("moe_redistribution", import_module("moe_re
 
 # %% ../nbs/all_you_can_call.ipynb #a11c0021
 FURTHER = {  # room → names that nothing but a person calls
-    "models.condition": "n_params RECIPES", "models.edits": "Edit", "models.events": "Exchange", "models.ffn": "balance_loss route",
+    "models.condition": "n_params RECIPES", "models.edits": "Edit", "models.events": "Exchange",
+    "models.ffn": "balance_loss route",
     "models.more_routers": "Biased ExpertChoice Hashed Placed Rehashed", "models.authors": "from_authors",
-    "tasks.task": "Doors", "language.text": "hub kjv read_text load_text", "training.executors": "JobPool local_executor dask_client",
+    "tasks.task": "Doors", "language.text": "hub kjv read_text load_text",
+    "training.executors": "JobPool local_executor dask_client",
     "training.store": "home", "instruments.ablation": "ablate_each", "instruments.attribution": "rank1_share",
     "instruments.patching": "flip_rates", "instruments.patterns": "patterns spread relation heads",
     "instruments.routing": "loads effective_experts coactivation overlap saturation",
     "instruments.rerouting": "uniform_gates tabled_gates swapped_gates permuted_experts routes_held",
-    "instruments.scores": "total_aarv", "instruments.speed": "speeds movement", "instruments.heldout": "generalisation seen_before",
+    "instruments.scores": "total_aarv", "instruments.speed": "speeds movement",
+    "instruments.heldout": "generalisation seen_before",
     "instruments.fourier": "key_frequencies neurons_needed frequency_share", "instruments.histogram": "selectivity",
-    "instruments.grokking": "gini weight_norms", "opened.audit": "AuditPlan audit_plan", "opened.loads": "watch_balance",
+    "instruments.grokking": "gini weight_norms", "opened.audit": "AuditPlan audit_plan",
+    "opened.loads": "watch_balance",
     "opened.opened": "sum_of_parts unit_names", "opened.reading": "read_saved read_index",
-    "opened.decomposition": "head_sources", "opened.export": "open_member save_member to_transformers to_transformer_lens",
+    "opened.decomposition": "head_sources",
+    "opened.export": "open_member save_member to_transformers to_transformer_lens",
     "opened.other_tools": "to_lens from_lens routes_to_engine routes_from_engine read_routes",
-    "judge.survival": "kaplan_meier mann_whitney", "record.coverage": "printed_rows", "studies.language_models.zoo": "zoo_windows"}
+    "judge.survival": "kaplan_meier mann_whitney", "record.coverage": "printed_rows",
+    "studies.language_models.zoo": "zoo_windows"}

@@ -23,8 +23,8 @@ from ..report.pages import page_hash, page_paths, stored_page
 from ..evidence.registrations import (ACCESS, COLUMNS, FILE, KEY, LATER, REGISTERED_TABLES, SEALED,
                                                        WHOLE_FILES, file_definition, in_order, line_definitions,
                                                        named_arms, other_files, sealed_settings)
-from ..evidence.table_files import (MANIFEST, STORED, SUMMED, Clone, lines_of_csv, manifest_lines, sum_of,
-                                                     summed_files, table_paths, witness, write_sums)
+from ..evidence.table_files import (MANIFEST, STORED, SUMMED, Clone, lines_of_csv, manifest_lines,
+                                                     sum_of, summed_files, table_paths, witness, write_sums)
 from .ledger import answer_names, answer_tables, ledger_page
 from .outputs import blobs, changed_outputs, guarded_pages
 from .versions import NothingToLookAt, Versions, history_says
@@ -75,6 +75,7 @@ def _read_each(things, read):
         except Exception as e: faults.append((name, "as it was written", _why(e)))
     return got, faults
 
+# %% ../../nbs/12_record/04c_check.ipynb #330c63dc
 def _registered(clone):
     "The last hash of each thing in the register, by date; and its lines that are none."
     lines, faults, before = [], [], ""
@@ -87,6 +88,7 @@ def _registered(clone):
     last = in_order(pd.DataFrame(lines, columns=COLUMNS, dtype=str)).drop_duplicates(KEY, keep="last")
     return dict(zip(last[KEY].itertuples(index=False, name=None), last["hash"])), faults
 
+# %% ../../nbs/12_record/04c_check.ipynb #b8d4468e
 def _defined(clone):
     "(table, key, protocol, hash) of all that stands in data/, and what of it cannot be read."
     lines = [(f"{clone.name(p)}, line {i}", (table, x)) for table in REGISTERED_TABLES
@@ -126,6 +128,7 @@ def _changed_pages(clone:Clone) -> Iterator:
             yield None if now == said[1] else (name, said[1], now)
         except Exception as e: yield name, "a page that says what it read", _why(e)
 
+# %% ../../nbs/12_record/04c_check.ipynb #3b5f1fc9
 DIGITS = 1e-9             # relative; sums differ in their last bits from one processor to the next
 
 def _other_cells(said:bytes, made:bytes) -> Iterator:
@@ -153,14 +156,17 @@ def _other_cells(said:bytes, made:bytes) -> Iterator:
 def _other_page(clone:Clone) -> Iterator:
     "None, then (file, a line of it, what the ledger as a table says) of the ledger as a page."
     yield None
-    try: said, now = ((clone / "results/ledger.md").read_text(encoding="utf-8").split("\n"), ledger_page(clone).split("\n"))
+    try: said, now = ((clone / "results/ledger.md").read_text(encoding="utf-8").split("\n"),
+                      ledger_page(clone).split("\n"))
     except Exception as e: said, now = [], [_why(e)]
-    other = [(f"{a[:80]} ({i})", b[:80]) for i, (a, b) in enumerate(zip_longest(said, now, fillvalue="none"), 1) if a != b]
+    other = [(f"{a[:80]} ({i})", b[:80])
+             for i, (a, b) in enumerate(zip_longest(said, now, fillvalue="none"), 1) if a != b]
     yield from (("results/ledger.md", *x) for x in other[:20])
 
+# %% ../../nbs/12_record/04c_check.ipynb #9eef2a95
 def _changed_answers(clone:Clone) -> Iterator:
-    """Of every table of verdicts, contrasts or comparisons None, then (file, a line of it, what the rows give); and of the
-    page of all verdicts, made of their table."""
+    """Of every table of verdicts, contrasts or comparisons None, then (file, a line of it, what the rows give); and
+    of the page of all verdicts, made of their table."""
     made = {}
     with contextlib.suppress(Exception): made.update(answer_tables(clone))       # every file read once, if all can be
     for name in answer_names():
@@ -177,6 +183,8 @@ LAYERS = {"bytes": (_changed_bytes, "files"), "manifest": (_changed_rows, "lines
           "registrations": (_changed_definitions, "definitions"),
           "history": (history_says, "versions and lines of the register"), "pages": (_changed_pages, "pages"),
           "outputs": (changed_outputs, "pages"), "answers": (_changed_answers, "tables")}
+
+# %% ../../nbs/12_record/04c_check.ipynb #66f0a6a6
 def _not_as_run(clone:Clone, pages:Sequence) -> Iterator:
     "Of every page None, then (page, what a cell should show, what it shows) wherever a run today shows something else."
     with tempfile.TemporaryDirectory() as home:
@@ -190,9 +198,10 @@ def _not_as_run(clone:Clone, pages:Sequence) -> Iterator:
         yield (page, "what a run shows", line.strip()) if line.startswith("    ") else None
     if done.returncode and not told: yield ", ".join(pages), "a run", (done.stderr.splitlines() or ["none"])[-1]
 
+# %% ../../nbs/12_record/04c_check.ipynb #52f54b1d
 FOUND = ["layer", "what", "expected", "got"]
 
-def _look(layer, look, clone):
+def _look_at_layer(layer, look, clone):
     "What a layer finds, how many things it looked at, and why it looked at none."
     own, looked = [], 0
     try:
@@ -222,7 +231,7 @@ def _check_clone(root:str|Path=None, layers:Sequence[str]=tuple(LAYERS), say:Cal
     if run: todo["run"] = (lambda clone: _not_as_run(clone, run), "pages and cells")
     for layer, (look, things) in todo.items():
         began = time.monotonic()
-        own, looked, why = _look(layer, look, clone)
+        own, looked, why = _look_at_layer(layer, look, clone)
         found += own
         if why: skipped[layer] = why
         says = f"not checked: {why}" if why else f"{len(own)} found" if own else "as it should be"
@@ -240,6 +249,7 @@ def _witnessed_commit(clone:Clone, digest:str) -> str:
         taken = (s for s in shas if hashlib.sha256(read(f"{s}:SHA256SUMS")).hexdigest().startswith(digest))
         return next(taken, "")
 
+# %% ../../nbs/12_record/04c_check.ipynb #21d316b2
 def _not_witnessed(clone:Clone, digest:str) -> Iterator:
     "Of every file of the state of which a witness was taken None where it fits, else (what, what should be, what is)."
     here = f"{witness(clone)[:12]}"
@@ -267,6 +277,7 @@ def _row(clone):
     _forge(path, frame.to_parquet(index=False))
     return f"the value of the first row of {clone.name(path)}, by .1", ("bytes", "manifest")
 
+# %% ../../nbs/12_record/04c_check.ipynb #bd728514
 def _claim(clone):
     path = clone / "data/sparsity_moves/claims.csv"
     head, line, rest = path.read_text(encoding="utf-8").split("\n", 2)
@@ -275,7 +286,8 @@ def _claim(clone):
     _forge(path, "\n".join([head, new, rest]).encode())
     return f"the seeds of {cells['id'][0]}", ("bytes", "registrations")
 
-def _sentence(clone):
+# %% ../../nbs/12_record/04c_check.ipynb #2e2b8904
+def _sentence_check(clone):
     page = next(p for p in sorted((clone / "nbs/10_studies").rglob("4*.ipynb"))
                 if f'"{STORED}":' in p.read_text(encoding="utf-8"))
     nb = json.loads(page.read_text(encoding="utf-8"))
@@ -284,7 +296,8 @@ def _sentence(clone):
     _forge(page, (json.dumps(nb, indent=1, ensure_ascii=False) + "\n").encode())
     return f"a sentence of {clone.name(page)}", ("bytes",)
 
-def _word(clone):
+# %% ../../nbs/12_record/04c_check.ipynb #99cc5545
+def _word_check(clone):
     path = clone / FILE
     head, *lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
     i = next(i for i, x in enumerate(lines) if x.endswith(",results seen\n"))
@@ -298,7 +311,7 @@ def _pilot(clone):
     return f"a trial that was seen, taken out of {clone.name(path)}", ("bytes", "registrations")
 
 # %% ../../nbs/12_record/04c_check.ipynb #c4ec0064
-def _shown(clone, what, change):
+def _shown_change(clone, what, change):
     "Changes what a page shows, one of which it would be seen if there is such, by a function of its cells' outputs."
     try: pages = guarded_pages(clone)
     except NothingToLookAt: pages = []
@@ -308,21 +321,22 @@ def _shown(clone, what, change):
         _forge(page, (json.dumps(nb, indent=1, ensure_ascii=False) + "\n").encode())
         return f"{what} of {clone.name(page)}", ("bytes", "outputs")
 
+# %% ../../nbs/12_record/04c_check.ipynb #5d65459a
 def _output(clone):
     def other(shown):
         own = next((x for x in shown if re.search(r"[1-8]", "".join(x.get("text/plain", ())))), None)
         for form in own or (): own[form] = re.sub(r"[1-8]", lambda m: str(int(m[0]) + 1), "".join(own[form]), count=1)
         return own
-    return _shown(clone, "a digit of what a cell shows", other)
+    return _shown_change(clone, "a digit of what a cell shows", other)
 
 def _picture(clone):
     def exchanged(shown):
         own = [x for x in shown if "image/png" in x]
         if len(own) > 1: own[0]["image/png"], own[1]["image/png"] = own[1]["image/png"], own[0]["image/png"]
         return len(own) > 1
-    return _shown(clone, "two pictures, exchanged,", exchanged)
+    return _shown_change(clone, "two pictures, exchanged,", exchanged)
 
-FORGED = dict(row=_row, claim=_claim, word=_word, sentence=_sentence, pilot=_pilot, output=_output, picture=_picture)
+FORGED = dict(row=_row, claim=_claim, word=_word_check, sentence=_sentence_check, pilot=_pilot, output=_output, picture=_picture)
 
 # %% ../../nbs/12_record/04c_check.ipynb #c4ec0018
 def _copy(clone, other):
@@ -334,6 +348,7 @@ def _copy(clone, other):
         if (clone / part).is_dir(): shutil.copytree(clone / part, other / part)
         elif (clone / part).exists(): shutil.copy(clone / part, other)
 
+# %% ../../nbs/12_record/04c_check.ipynb #78237d34
 def _demonstrate(root:str|Path=None, forged:Sequence[str]=tuple(FORGED)) -> pd.DataFrame:
     "What each forgery of a copy of a clone changed, and the layers that saw it, before and after new sums."
     clone, out = Clone(root), []
@@ -352,6 +367,7 @@ def _demonstrate(root:str|Path=None, forged:Sequence[str]=tuple(FORGED)) -> pd.D
         out.append(dict(zip(("what was changed", "seen by", "seen by, with new sums"), (what, *seen))))
     return pd.DataFrame(out)
 
+# %% ../../nbs/12_record/04c_check.ipynb #4d389171
 def _add_check(p:ArgumentParser):
     p.add_argument("--layer", action="append", help=f"only this of {', '.join(LAYERS)}; may be repeated")
     p.add_argument("--witness", metavar="DIGEST", help="that check or record once printed, or that a release carries: "
@@ -362,6 +378,7 @@ def _add_check(p:ArgumentParser):
                    help=f"forge a copy in {len(FORGED)} ways, and say which layer sees it")
     add_form(p)
 
+# %% ../../nbs/12_record/04c_check.ipynb #927cc04e
 @command("check", "whether a clone holds what was recorded: bytes, rows, registrations, history, pages, verdicts",
          "check --layer bytes --layer registrations", add=_add_check,
          told="Reads a clone and trains nothing. Its exit status is 2 where something does not fit.")

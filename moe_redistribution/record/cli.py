@@ -61,6 +61,7 @@ def _add_text_command(p:ArgumentParser, name:str):
         p.add_argument("--edit", action="append", help="zero, mean (default: both), route_around, swap:E2; of "
                        "routes never:E3, only:E2,E5, k=1; zero@4: from token 4 on; repeatable")
 
+# %% ../../nbs/12_record/05_cli.ipynb #b1292aab
 ORDER = ("reproduce train measure record study scores ablate gates loads compare audit conditions ledger rows check "
          "kinds bench new zoo completion").split()
 
@@ -75,6 +76,7 @@ class _Parser(ArgumentParser):
             said.add(action)
         return super()._get_values(action, words)
 
+# %% ../../nbs/12_record/05_cli.ipynb #6394ca40
 def parser():
     "The argument parser of `moe-redistribution`."
     top = _Parser(prog="moe-redistribution", description="Train populations of tiny transformers, open "
@@ -90,6 +92,7 @@ def parser():
     top.add_argument("--version", action="version", version=f"moe-redistribution {moe_redistribution.__version__}")
     return top
 
+# %% ../../nbs/12_record/05_cli.ipynb #f2536aee
 def every_command() -> dict:
     "The commands of all rooms, which this one imports."
     return COMMANDS
@@ -114,7 +117,8 @@ def _check_arguments(args:Namespace):
     choose("dtype", getattr(args, "dtype", "auto"), ["auto", "float32", "bfloat16", "float16", "float64"])
     processes(getattr(args, "executor", None))
     if (device := getattr(args, "device", "cpu")) != "cpu": check_means(device, args.budget)
-    if device[:4] == "cuda" and not (args.dry_run or is_far(getattr(args, "executor", None)) or torch.cuda.is_available()):
+    if device[:4] == "cuda" and not (args.dry_run or is_far(getattr(args, "executor", None))
+                                     or torch.cuda.is_available()):
         refuse("device", "a GPU that torch can use for cuda", "none", "cpu", "--device cpu")
     if args.command in ("reproduce", "zoo") and args.out: writable_path(Path(args.out) / "rows.parquet")
     elif getattr(args, "out", None): table_file(args.out)
@@ -137,6 +141,7 @@ _COMPLETE = """_moe_redistribution() {
 }
 complete -o default -F _moe_redistribution moe-redistribution"""
 
+# %% ../../nbs/12_record/05_cli.ipynb #6c8c1a56
 def _completion(shell) -> str:
     "The script by which `bash` or `zsh` completes commands, their options and some of their values."
     load_plugins()
@@ -175,6 +180,7 @@ def _run(args:Namespace):
     for file in args.imports: import_file(file)
     COMMANDS[args.command].run(args)
 
+# %% ../../nbs/12_record/05_cli.ipynb #35167d0f
 NEVER_SAYS = ("A token that went to no barred expert keeps its weights; a checkpoint without that expert may raise "
               "them. An edit of router_logits that puts -1e4 there gives the checkpoint's.")
 
@@ -192,6 +198,7 @@ def _run_text_command(args:Namespace):
             if any(e.startswith(("never", "route_around")) for e in edits): print(NEVER_SAYS, file=sys.stderr)
     write_found(rows, out, args, score_map(rows) if args.command == "scores" else ablation_map(rows, edits[-1]))
 
+# %% ../../nbs/12_record/05_cli.ipynb #eab988fc
 def _whole_numbers(text:str, what:str) -> list:
     "`64,128` → [64, 128]; ValueError (expected, got, fix) for anything else."
     if not all(re.fullmatch(r"\d{1,9}", w.strip()) for w in text.split(",")):
@@ -219,6 +226,7 @@ def _run_gates(args:Namespace):
     write_picture(picture.figure, out.with_suffix(".png"), dpi=150, bbox_inches="tight")
     print(f"{len(found):,} rows in {out}, a picture in {out.with_suffix('.png')}")
 
+# %% ../../nbs/12_record/05_cli.ipynb #91c683fa
 def _text_command(name, about, run, more):
     command(name, about, f"{name} --model FOLDER --text FILE {more}", add=lambda p: _add_text_command(p, name),
             threads=None, told="Opens a model that save_pretrained wrote, or one of the hub, and writes rows and a "
@@ -244,6 +252,7 @@ def main(argv:Sequence=None):
         with interruptible(): return _carried_out(sys.argv[1:] if argv is None else argv)
     finally: warnings.formatwarning = said
 
+# %% ../../nbs/12_record/05_cli.ipynb #b51a1cf0
 def _one_line(e:Exception) -> str:
     """What an error says, in one line, with the line of a user's file that it comes from; the system's own, which names
     a file and a reason, with a fix."""
@@ -253,12 +262,14 @@ def _one_line(e:Exception) -> str:
     fix = "name one that is there" if isinstance(e, FileNotFoundError) else "mend or remove it, or name another"
     return f"{e.filename}: expected a file or a folder that can be used; got {e.strerror}; fix: {fix}"
 
+# %% ../../nbs/12_record/05_cli.ipynb #95d25a9b
 def _in_a_study(e:Exception) -> str:
     "What the message on a bug goes on with, where a study's own module is what fails: it may be the caller's."
     whole = "".join(traceback.format_exception(e))                   # with what a worker has sent of its own
     at = re.findall(r'(studies[/\\]\w+[/\\]\w+\.py)", line (\d+)', whole)
     return f"; or, if the study is yours, mend {at[-1][0]}, line {at[-1][1]}" if at else ""
 
+# %% ../../nbs/12_record/05_cli.ipynb #825717e6
 def _carried_out(argv:Sequence) -> int:
     """The exit status of what a command line says, after one message where it was not carried out; of `Faults` a line
     each."""

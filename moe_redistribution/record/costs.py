@@ -29,6 +29,7 @@ def _headlines(task:str="all") -> dict:
     choose("task", task, [*dict.fromkeys(t for t, *_ in own), "all"])
     return {n: s for t, n, s in own if task in (t, "all")}
 
+# %% ../../nbs/12_record/04_costs.ipynb #30c5e73b
 def costs(asked, instruments=None) -> pd.DataFrame:
     """CPU seconds of every instrument (rows) on five seeds of each condition (columns), and their sum. `asked`:
     condition → the study that says what is recorded of it; `instruments`: some of them by name."""
@@ -42,6 +43,7 @@ def costs(asked, instruments=None) -> pd.DataFrame:
             out.setdefault(i, {})[name] = time.process_time() - began
     return pd.DataFrame(out).T.assign(total=lambda f: f.sum(axis=1))
 
+# %% ../../nbs/12_record/04_costs.ipynb #bf21da94
 def _limit_lines(table:pd.DataFrame) -> list:
     """A line for each of `CPU_LIMITS` that a table of `costs` has tasks of: what they took in all, and whether that is
     too much."""
@@ -63,6 +65,7 @@ def _add_bench(p:ArgumentParser):
     p.add_argument("--instruments", action="store_true", help="CPU seconds of every instrument for --task instead")
     add_form(p)
 
+# %% ../../nbs/12_record/04_costs.ipynb #bf2254c5
 @command("bench", "speed against a plain implementation and against the FLOP floor", "bench --instruments --task add7",
          add=_add_bench, told="Measures on a quiet machine, and says if it was not.")
 def _run_bench(args:Namespace):

@@ -14,8 +14,8 @@ import re
 import pandas as pd
 from ..evidence.table_files import Clone
 from ..report.prose import labelled, margin_text
-from ..report.recorded_claims import (THREE_ANSWERS, SEEDS_OF, deciding, former_verdicts, recorded_ledger,
-                                                       verdict_text, verdict_words)
+from ..report.recorded_claims import (THREE_ANSWERS, SEEDS_OF, deciding, former_verdicts,
+                                                       recorded_ledger, verdict_text, verdict_words)
 from ..evidence.registrations import changed_late
 from ..report.overviews import page_of, paper_of, word_link
 from ..evidence.printed import papers
@@ -32,6 +32,7 @@ def recorded_claims(root:str|Path=None) -> pd.DataFrame:
     "The recorded ledger with the number of each claim's `paper`; `asked` is `here` for questions of our own."
     return (book := recorded_ledger(root)).assign(paper=book["key"].map(paper_of))
 
+# %% ../../nbs/12_record/06_counts.ipynb #88bf72bf
 def recorded_numbers(root:str|Path=None, protocol:str="paper") -> pd.DataFrame:
     "Every printed number beside ours, as its authors read it or `audited`, with the number of its `paper`."
     files = sorted((Clone(root) / "results/paper").glob("*.csv"))
@@ -43,7 +44,7 @@ _KINDS = dict(setting="setting or count, needs no run", every="the same in every
               whole="accuracy of a whole model", digits="the paper's digits, from its seeds", measured="measured",
               silent="no run answers it")
 
-def _kind_of(c:Claim, row) -> str:
+def _kind_of_number(c:Claim, row) -> str:
     "What kind of number a row of `recorded_numbers` is of, by its claim `c`: a key of `_KINDS`."
     if c.stream == "none": return "setting"
     if c.aggregate == "none": return "silent"
@@ -52,11 +53,12 @@ def _kind_of(c:Claim, row) -> str:
     if whole: return "whole"
     return "digits" if "from the same seeds" in row.reason else "measured"
 
+# %% ../../nbs/12_record/06_counts.ipynb #981ebe67
 def _counted_numbers(root:str|Path=None) -> pd.DataFrame:
     "How many numbers that the main paper prints are of which kind (down) and have which verdict (across)."
     bridge = {c.key: c for c in Claim.of(claims().query("protocol == 'paper'"))}
     own = recorded_numbers(root).query("paper == '000' and paper_mean.notna()").fillna({"reason": ""})
-    kinds = pd.Series([_KINDS[_kind_of(bridge[r.id], r)] for r in own.itertuples()], own.index, name="kind")
+    kinds = pd.Series([_KINDS[_kind_of_number(bridge[r.id], r)] for r in own.itertuples()], own.index, name="kind")
     found = pd.crosstab(kinds, own["verdict"])
     return found.reindex(index=[*_KINDS.values()], columns=[v for v in MARKS if v in found], fill_value=0)
 
@@ -74,7 +76,8 @@ def count_claims(book:pd.DataFrame=None) -> pd.DataFrame:
 # %% ../../nbs/12_record/06_counts.ipynb #c0de0602
 TWO_ALIKE = "holds: two are alike"
 _BESIDE = {"no": "holds, and a control does not do as much", "open": "holds, its control is open",
-           YES: "holds, but beside a claim of the same reading a control does as much", NOT_ASKED: "holds, no control yet"}
+           YES: "holds, but beside a claim of the same reading a control does as much",
+           NOT_ASKED: "holds, no control yet"}
 
 def counted_readings(book:pd.DataFrame) -> pd.DataFrame:
     """Claims of `recorded_claims` by verdict, those that hold by their control: how many claims, and how many different
@@ -88,7 +91,8 @@ def counted_readings(book:pd.DataFrame) -> pd.DataFrame:
         if c.verdict != HOLDS or c.expects == "0": return TWO_ALIKE if c.verdict == HOLDS else c.verdict
         return _BESIDE[YES if str(said[c.key]["paper"].asks) in denied else c.control]
     word = [its(c) for c in book.itertuples()]
-    found = pd.DataFrame(dict(word=word, claims=book["key"].to_numpy(), readings=[decided_by(c) for c in book.itertuples()]))
+    found = pd.DataFrame(dict(word=word, claims=book["key"].to_numpy(),
+                              readings=[decided_by(c) for c in book.itertuples()]))
     order = [w for v in VERDICTS for w in ([*_BESIDE.values(), TWO_ALIKE] if v == HOLDS else [v])]
     return found.groupby("word").nunique().reindex([w for w in order if w in set(word)])
 
@@ -112,6 +116,7 @@ _UNITS = {**{m.replace("_-_", " - "): "points" for m in _SHARE}, "loss": "nats",
          "epoch": "epochs to 99%", "epoch_restricted": "epochs to 99%", "nmi_min": "NMI",
          "nmi_arithmetic": "NMI", "log10_error": "powers of ten", "capacity": "entries"}
 
+# %% ../../nbs/12_record/06_counts.ipynb #9103ed56
 def reading_text(c, which, s, places:int=1) -> str:
     """What one reading of a claim found: mean, 95% interval, unit, seeds; `c` is its line in the ledger, `s` its
     statement. `–` where there is nothing."""
@@ -139,7 +144,8 @@ def cut(text:str, most:int=20) -> str:
 _CONTROL = {"yes": "yes, as much", "no": "no, less", "open": "open"}
 
 def _answer_html(c, answer:str, s:dict) -> str:
-    "One answer to a claim as HTML: a word, and small below it number, seeds and which reading it is; `s`: protocol → its statement."
+    """One answer to a claim as HTML: a word, and small below it number, seeds and which reading it is; `s`: protocol
+    → its statement."""
     d, says = deciding(c, answer), getattr(c, answer)
     if says == NOT_ASKED: return says + "".join(f"<small>{x}</small>" for x in [getattr(c, f"{answer}_read")] if x)
     number = reading_text(c, d.reading, s[d.reading], 0) if d.n else ""
@@ -151,16 +157,20 @@ def _answer_html(c, answer:str, s:dict) -> str:
 
 # %% ../../nbs/12_record/06_counts.ipynb #727da91d
 _READ = {"paper": "The claim's own reading", "audited": "A second reading", "uncopied": "Copies ruled out",
-         CONFIRMED: "The claim's own reading, on seeds that nobody had seen", f"{CONFIRMED}_audited": "The second reading, on these",
+         CONFIRMED: "The claim's own reading, on seeds that nobody had seen",
+         f"{CONFIRMED}_audited": "The second reading, on these",
          f"{CONFIRMED}_uncopied": "Copies ruled out, on these", POWER: "What there was to win"}
-SAME_WORD = "The same, under another name."            # of a verdict whose word alone is new, which would only fill the page
+# of a verdict whose word alone is new, which would only fill the page
+SAME_WORD = "The same, under another name."
 _ASKS = {"+": "expects a difference above zero", "-": "expects a difference below zero",
          "0": "expects no difference that counts", "number": "expects the printed number"}
 
+# %% ../../nbs/12_record/06_counts.ipynb #69b86f1c
 def claim_link(key:str, up:str="") -> str:
     "A claim's key as a link of HTML to its row; `up` leads from a page to nbs/."
     return f'<a href="{up}claims.ipynb#{key}">{key}</a>'
 
+# %% ../../nbs/12_record/06_counts.ipynb #f8e4d6e8
 def _folded(c, s, up):
     "Everything that a row of the table leaves out, as HTML."
     lines = [escape(c.statement)] if cut(c.statement) != c.statement else []
@@ -173,7 +183,8 @@ def _folded(c, s, up):
         young = f" {YOUNG}" * (getattr(c, f"{k}_access") == "results seen")
         found = reading_text(c, k, s[k])
         line = f"{found}: {says}" + f" ({escape(test)})" * bool(test) + young + "."
-        if not any(x.endswith(f": {line}") for x in lines): lines.append(f"{_READ[k]}: {line}")    # a second reading that is the first says nothing
+        # a second reading that is the first says nothing
+        if not any(x.endswith(f": {line}") for x in lines): lines.append(f"{_READ[k]}: {line}")
     if c.numbers: lines.append(f"Printed numbers that it quotes: {c.numbers}.")
     lines += [escape(x) for x in former_verdicts(c.key) if not x.endswith(SAME_WORD)]
     if c.note: lines.append(f"Notes: {escape(as_minus(c.note))}.")
@@ -199,7 +210,9 @@ def _page_cell(c, s, up):
 
 def _answer_cell(answer): return lambda c, s, up: _answer_html(c, answer, s)
 
-_COLUMNS = {  # class of a cell → head, share of the table's width, what stands in it of a claim, its readings, the way to nbs/
+# %% ../../nbs/12_record/06_counts.ipynb #4ec0f9c7
+# class of a cell → head, share of the table's width, what stands in it of a claim, its readings, the way to nbs/
+_COLUMNS = {
     "claim": ("Claim", 24, _claim_cell), "verdict": ("Verdict", 13, _verdict_cell),
     **{a: (head, 14, _answer_cell(a)) for a, head in zip(THREE_ANSWERS, ("Seen?", "Control?", "Read otherwise?"))},
     "paper": ("Paper, section", 8, _paper_cell), "page": ("Judged on", 12, _page_cell)}
@@ -216,7 +229,8 @@ def claims_table(book:pd.DataFrame=None, up:str="") -> str:
     all_said = said_by_key()
     rows = "\n".join(_claim_html(c, all_said[c.key], up) for c in book.itertuples(index=False))
     heads = "".join(f'<th scope="col" style="width:{wide}%">{head}</th>' for head, wide, _ in _COLUMNS.values())
-    caption = f"{len(book)} claims: those of all five papers, and questions of our own. Numbers with their 95% interval and seeds."
+    caption = (f"{len(book)} claims: those of all five papers, and questions of our own. "
+               "Numbers with their 95% interval and seeds.")
     return (f'<table class="claims"><caption>{caption}</caption>\n<thead><tr>{heads}</tr></thead>\n<tbody>\n{rows}\n'
             "</tbody></table>")
 

@@ -32,9 +32,10 @@ from .machines import write_formats
 
 # %% ../../nbs/12_record/02b_coverage.ipynb #f12c53aa
 def _by_line(paper:pd.DataFrame, root:str|Path=None) -> pd.DataFrame:
-    """Lines of `paper_values` beside ours: id, item, paper, protocol, ours, spread, lo, hi, n, baseline, verdict, reason,
-    keys of the claims that quote it."""
-    at, beside = Clone(root) / "results/paper", dict(ours_mean="ours", ours_std="spread", ours_lo="lo", ours_hi="hi", ours_n="n")
+    """Lines of `paper_values` beside ours: id, item, paper, protocol, ours, spread, lo, hi, n, baseline, verdict,
+    reason, keys of the claims that quote it."""
+    at, beside = (Clone(root) / "results/paper",
+                  dict(ours_mean="ours", ours_std="spread", ours_lo="lo", ours_hi="hi", ours_n="n"))
     files = [of_clone(f) for i in paper["item"].unique() if (f := at / f"{i}.csv").exists()]
     empty = pd.DataFrame(columns=["id", "protocol", *beside, "baseline", "verdict", "reason"])
     ours = pd.concat([empty, *map(pd.read_csv, files)])[list(empty)].rename(columns=beside)
@@ -44,21 +45,22 @@ def _by_line(paper:pd.DataFrame, root:str|Path=None) -> pd.DataFrame:
     blank = {"protocol": "paper", "verdict": "not attempted", "reason": NO_LINE, "claims": ""}
     return out.fillna(blank).infer_objects()
 
-def _printed() -> pd.DataFrame:
+# %% ../../nbs/12_record/02b_coverage.ipynb #0e3f63f7
+def _printed_values() -> pd.DataFrame:
     "Of `paper_values` what a paper prints."
     return (f := paper_values())[~f["id"].str.startswith("repo:")]
 
 def _by_id(item:str=None, root:str|Path=None) -> pd.DataFrame:
     "Every printed number (or one item's): id, item, paper, ours, verdict, reason, keys of the claims that quote it."
-    paper = _printed()
+    paper = _printed_values()
     if item: paper = paper[paper["item"].isin(printed_items(item))]
     found = _by_line(paper, root).query("protocol == 'paper'").reset_index(drop=True)
     return found[["id", "item", "paper", "ours", "verdict", "reason", "claims"]]
 
 # %% ../../nbs/12_record/02b_coverage.ipynb #38cdf429
 def coverage(root:str|Path=None) -> pd.DataFrame:
-    """For every item: ids of what is `printed` (a few cells are blank), answered by a number, a reason or nothing, quoted by a claim; the `share`
-    answered."""
+    """For every item: ids of what is `printed` (a few cells are blank), answered by a number, a reason or nothing,
+    quoted by a claim; the `share` answered."""
     f = _by_id(root=root)
     number, none = f["ours"].notna(), f["ours"].isna() & f["reason"].eq(NO_LINE)
     f = f.assign(printed=1, number=number, reason=~number & ~none, nothing=none, quoted=f["claims"] != "")
@@ -68,10 +70,12 @@ def coverage(root:str|Path=None) -> pd.DataFrame:
 # %% ../../nbs/12_record/02b_coverage.ipynb #0pen0002
 _UNTIL = {"final": "full", "best": "selected", "learned": "selected"}
 def _decides(own, line):
-    "The readings of an open claim on which its verdict waits: what was to be seen, and whether there was anything to win."
+    """The readings of an open claim on which its verdict waits: what was to be seen, and whether there was anything
+    to win."""
     return [s for s in own if s.protocol in (line["seen_by"], POWER) and s.aggregate not in READS_NOTHING
             and line[f"{s.protocol}_says"] in (OPEN, MORE, WAITS)]
 
+# %% ../../nbs/12_record/02b_coverage.ipynb #1d62e39c
 def _trained(name, rule):
     "Who trains a condition: (command with its study and preset, arm or name, CPU seconds a seed on one core)."
     if is_condition(name):
@@ -80,27 +84,32 @@ def _trained(name, rule):
     at, _, arm = name.partition("/")
     study, preset = known_studies()[at.partition(".")[0]], at.partition(".")[2]
     arms = study.presets[preset].arms
-    of = [a for a in sorted(arms, key=len, reverse=True) if a in arm][:1] or [*arms]        # equal/…, …@3000 are of the same training
+    # equal/…, …@3000 are of the same training
+    of = [a for a in sorted(arms, key=len, reverse=True) if a in arm][:1] or [*arms]
     jobs = [study.job(preset, a, tuple(arms[a])[:1]) for a in of]
-    return f"study {study.name} --preset {preset}", " ".join(of), sum(j.seconds + sum(n.seconds for n in j.needs) for j in jobs)
+    return (f"study {study.name} --preset {preset}", " ".join(of),
+            sum(j.seconds + sum(n.seconds for n in j.needs) for j in jobs))
 
 # %% ../../nbs/12_record/02b_coverage.ipynb #0pen0003
 def _seeds(s, line, n):
     "Seeds that a reading still asks for: those that were fixed, or as many new ones as its claim needs."
     asked, have = seed_list(s.seeds), int(line[f"{s.protocol}_n"])
-    if line[f"{s.protocol}_says"] == WAITS: return tuple(asked), max(len(asked) if s.rule != "learned" else int(s.n), 1) - have
+    if line[f"{s.protocol}_says"] == WAITS:
+        return tuple(asked), max(len(asked) if s.rule != "learned" else int(s.n), 1) - have
     more = 0 if n != n else int(n) - have
     return tuple(range(max(asked) + 1, max(asked) + 1 + more)), more
 
-def _named(seeds):
+def _seed_ranges(seeds):
     "Seeds as a command takes them: 1-16,42."
     runs = []
     for s in seeds: runs = [*runs[:-1], [runs[-1][0], s]] if runs and s == runs[-1][1] + 1 else [*runs, [s, s]]
     return ",".join(f"{a}-{b}" if b > a else f"{a}" for a, b in runs)
 
+# %% ../../nbs/12_record/02b_coverage.ipynb #a6564396
 def what_is_open(root:str|Path=None) -> pd.DataFrame:
-    """What would decide the claims of the recorded ledger that wait for runs or for seeds: claims (keys), verdict, seeds
-    (of each condition), hours (of one core, training alone), a_claim (hours for each), command; the cheapest first.
+    """What would decide the claims of the recorded ledger that wait for runs or for seeds: claims (keys), verdict,
+    seeds (of each condition), hours (of one core, training alone), a_claim (hours for each), command; the cheapest
+    first.
 
     Claims that the same command decides share a line. Where only other trainings are read, hours are nan, and it
     stands last. New seeds are registered before they are trained."""
@@ -115,26 +124,31 @@ def what_is_open(root:str|Path=None) -> pd.DataFrame:
             for how, arm, each in (_trained(m, s.rule) for m in late if n > 0):
                 arms = todo.setdefault(how + f" --stream {s.stream}" * how.startswith("train"), {})
                 before, more, _ = arms.get(arm, ((), 0, 0))
-                arms[arm] = (before, more, each) if {*seeds} <= {*before} else (sorted({*before, *seeds}), more + n, each)
+                arms[arm] = ((before, more, each) if {*seeds} <= {*before}
+                             else (sorted({*before, *seeds}), more + n, each))
         if not todo: continue
         lines = []
         for how, arms in todo.items():
-            named = _named(max((a[0] for a in arms.values()), key=len))
+            named = _seed_ranges(max((a[0] for a in arms.values()), key=len))
             word, _, rest = how.partition(" ")
             which = " ".join(arms) if word == "train" else " ".join(f"--arm {a}" for a in " ".join(arms).split())
-            lines.append(f"moe-redistribution {word} " + (f"{which} {rest}" if word == "train" else f"{rest} {which}") + f" --seeds {named}")
+            lines.append(f"moe-redistribution {word} "
+                         + (f"{which} {rest}" if word == "train" else f"{rest} {which}")
+                         + f" --seeds {named}")
         cost = sum(n * each for arms in todo.values() for _, n, each in arms.values()) / 3600
         most = max(n for arms in todo.values() for _, n, _ in arms.values())
-        at = found.setdefault(" && ".join(lines), dict(claims=[], verdict=line["verdict"], seeds=most, hours=cost or float("nan")))
+        at = found.setdefault(" && ".join(lines), dict(claims=[], verdict=line["verdict"], seeds=most,
+                                                       hours=cost or float("nan")))
         at["claims"].append(key)
-    out = pd.DataFrame([r | dict(claims=" ".join(r["claims"]), a_claim=r["hours"] / len(r["claims"]), command=c) for c, r in found.items()],
+    out = pd.DataFrame([r | dict(claims=" ".join(r["claims"]), a_claim=r["hours"] / len(r["claims"]), command=c)
+                        for c, r in found.items()],
                        columns=["claims", "verdict", "seeds", "hours", "a_claim", "command"])
     return out.sort_values("a_claim", ignore_index=True)
 
 # %% ../../nbs/12_record/02b_coverage.ipynb #00157d4b
 def _own_page(item): return next((p for s in training_studies() if s.page and (p := s.page(item))), "")
 
-def _drawn(study, item, root=None) -> pd.DataFrame:
+def _conditions_drawn(study, item, root=None) -> pd.DataFrame:
     "The conditions behind a figure that prints no number, with the tables that hold them."
     there = manifest(root).groupby(["condition", "stream"])["kind"].agg(list).to_dict()
     def files(c, s):
@@ -146,7 +160,8 @@ def _drawn(study, item, root=None) -> pd.DataFrame:
 
 def _named_file(path, root): return path.relative_to(Path(root or ROOT)).as_posix()
 
-def _files(c:Claim, root) -> list:
+# %% ../../nbs/12_record/02b_coverage.ipynb #cd92bee9
+def _answer_files(c:Claim, root) -> list:
     "The files that an answer is worked out of: tables of rows or of runs, or the module that counts a fact."
     if c is None or c.aggregate == "none": return []
     own = nulls if c.aggregate == "null" else computed_kinds().get(c.instrument) if c.stream == "none" else None
@@ -160,7 +175,8 @@ def _how(c:Claim) -> str:
     "How the rows that a claim names become its answer, in words."
     if c is None: return ""
     task, said = c.condition.partition("/")[0], [AGGREGATES[c.aggregate]]
-    if c.aggregate == "null": said.append(f'the digits scored of moe_redistribution.evidence.claims.baselines("{task}")["{c.null}"]')
+    if c.aggregate == "null":
+        said.append(f'the digits scored of moe_redistribution.evidence.claims.baselines("{task}")["{c.null}"]')
     elif c.stream == "none" and c.aggregate != "none":
         said += [f'moe_redistribution.evidence.selection.rows_of("{c.instrument}", "{n}")' for n in c.names]
     elif c.instrument == "runs":
@@ -168,9 +184,11 @@ def _how(c:Claim) -> str:
                     "and epoch_restricted the end of the schedule where not")
     if c.rule == "learned": said.append("learned: first99, of the runs whose first99_value in results/runs is above .5")
     if c.metric.startswith(REST): said.append("1 minus each value")
-    if c.scale == "log10" and said[0] != AGGREGATES["none"]: said.append("of log10, raised again; the spread is of log10")
+    if c.scale == "log10" and said[0] != AGGREGATES["none"]:
+        said.append("of log10, raised again; the spread is of log10")
     return "; ".join(said)
 
+# %% ../../nbs/12_record/02b_coverage.ipynb #bbdea357
 def _same_digits(line, c:Claim, printed) -> str:
     "Why a verdict is inconclusive where ours has the digits that are printed; empty elsewhere."
     same = abs(line.ours - printed.value) <= printed.digit / 2 + TINY
@@ -186,10 +204,11 @@ def _same_digits(line, c:Claim, printed) -> str:
 # %% ../../nbs/12_record/02b_coverage.ipynb #2e06aa2a
 READ_FROM = ["condition", "versus", "instrument", "stream", "metric", "site", "edit", "rule", "unit", "position",
              "stratum", "split", "aggregate", "null", "seeds", "unit_factor", "scale"]
-_PRINTED = ["id", "protocol", *READ_FROM, "how", "printed", "paper", "paper_std", "paper_n", "ours", "spread", "lo", "hi", "n",
-            "baseline", "verdict", "reason", "claims", "page", "files", "recorded"]
+_PRINTED = ["id", "protocol", *READ_FROM, "how", "printed", "paper", "paper_std", "paper_n",
+            "ours", "spread", "lo", "hi", "n", "baseline", "verdict", "reason", "claims", "page", "files", "recorded"]
 
-def _wanted(printed, asked):
+# %% ../../nbs/12_record/02b_coverage.ipynb #89381180
+def _wanted_lines(printed, asked):
     "The lines of `printed` of an id or an item; of a figure that prints no number (the study that draws it, its name)."
     if (at := printed["id"] == asked).any(): return printed[at]
     item, own = asked.rpartition(".")[0], lambda name: printed["item"].str.fullmatch(rf"{re.escape(name)}[a-z]?(_.*)?")
@@ -199,6 +218,7 @@ def _wanted(printed, asked):
     if silent and (of := [s for s in training_studies() if s.page and s.page(asked)]): return of[0], asked
     return printed[printed["item"].isin(printed_items(asked))]
 
+# %% ../../nbs/12_record/02b_coverage.ipynb #c3de182d
 def _numbers_read(printed, root) -> pd.DataFrame:
     "`printed_rows` of some lines of `paper_values`."
     bridge = claims()
@@ -213,11 +233,12 @@ def _numbers_read(printed, root) -> pd.DataFrame:
         page = " ".join(dict.fromkeys(said[k] for k in r.claims.split())) or _own_page(r.item)
         printed_as = "; ".join(x for x in (p.variant, p.condition, p.metric, p.note) if isinstance(x, str) and x)
         own = dict(how=_how(c), printed=printed_as, paper_std=p.value_std, paper_n=p.n_seeds,
-                   reason=reason, page=page, files=" ".join(_files(c, root)),
+                   reason=reason, page=page, files=" ".join(_answer_files(c, root)),
                    recorded=f"results/paper/{r.item}.csv")
         return r._asdict() | {f: getattr(c, f, "") for f in READ_FROM} | own
     return pd.DataFrame([read(r) for r in _by_line(printed, root).itertuples(index=False)], columns=_PRINTED)
 
+# %% ../../nbs/12_record/02b_coverage.ipynb #4480f31c
 def printed_rows(
     *asked:str,  # printed numbers by id, such as tab7.006, and items, such as fig9
     root:str|Path=None,  # the folder that holds results/; the clone if none is given
@@ -229,24 +250,26 @@ def printed_rows(
     In fractions: `unit_factor` times `paper` is what is printed. An empty `unit` is that of the whole; of several
     conditions, positions or units each is a cell; seeds without a value are left out. Of a figure that prints no
     number, its conditions. ValueError (expected, got, nearest) for an id or item that there is not."""
-    printed = _printed()
-    wanted = [_wanted(printed, a) for a in asked]                                # all are checked before any work
+    printed = _printed_values()
+    wanted = [_wanted_lines(printed, a) for a in asked]                                # all are checked before any work
     numbers = [w for w in wanted if not isinstance(w, tuple)]
-    found = [_drawn(*w, root) for w in wanted if isinstance(w, tuple)]
+    found = [_conditions_drawn(*w, root) for w in wanted if isinstance(w, tuple)]
     if numbers: found.insert(0, _numbers_read(pd.concat(numbers).drop_duplicates("id"), root))
     return pd.concat(found or [pd.DataFrame(columns=_PRINTED)], ignore_index=True)
 
-def _plain(x): return ("" if x != x else f"{x:.12g}") if isinstance(x, float) else str(x)
+# %% ../../nbs/12_record/02b_coverage.ipynb #67286e65
+def _plain_text(x): return ("" if x != x else f"{x:.12g}") if isinstance(x, float) else str(x)
 
 def _in_lines(own:pd.DataFrame) -> str:
     "The readings of one number, a line for each thing; below it what another reading has there, if that differs."
     first, *more = own.to_dict("records")
     lines = []
     for c in own.columns.drop("protocol"):
-        if any(_plain(r[c]) for r in own.to_dict("records")): lines.append(f"{c:12} {_plain(first[c])}".rstrip())
-        lines += [f"  {m['protocol']:10} {_plain(m[c])}" for m in more if _plain(m[c]) != _plain(first[c])]
+        if any(_plain_text(r[c]) for r in own.to_dict("records")): lines.append(f"{c:12} {_plain_text(first[c])}".rstrip())
+        lines += [f"  {m['protocol']:10} {_plain_text(m[c])}" for m in more if _plain_text(m[c]) != _plain_text(first[c])]
     return "\n".join(lines)
 
+# %% ../../nbs/12_record/02b_coverage.ipynb #5228f401
 def _add_printed(p:ArgumentParser):
     p.add_argument("asked", metavar="ID|ITEM", nargs="+", help="numbers such as tab7.006, items such as fig9")
     add_form(p)
@@ -260,7 +283,7 @@ def _run_printed(args:Namespace):
     if set(found["id"]) <= set(args.asked):
         return print(*(_in_lines(own) for _, own in found.groupby("id", sort=False)), sep="\n\n")
     one = [c for c in found if found[c].nunique(dropna=False) == 1]                                # said once, above
-    print(*(f"{c:12} {text}" for c in one if (text := _plain(found[c].iloc[0]))), "", sep="\n")
+    print(*(f"{c:12} {text}" for c in one if (text := _plain_text(found[c].iloc[0]))), "", sep="\n")
     show_table(found.drop(columns=one), args, max_colwidth=60, justify="left")
 
 # %% ../../nbs/12_record/02b_coverage.ipynb #8337fc14
@@ -272,6 +295,7 @@ def _add_ledger(p:ArgumentParser):
     p.add_argument("--formats", metavar="FOLDER", help="print no verdicts; write below a folder what machines read")
     add_form(p)
 
+# %% ../../nbs/12_record/02b_coverage.ipynb #b5306bdd
 @command("ledger", "the paper's claims with their verdicts, and its numbers beside ours by id", "ledger --item sec5",
          add=_add_ledger, told="A † marks an answer whose definition is younger than its rows. As a table of records "
                                "an item gives its numbers; all items give the claims.")
@@ -281,7 +305,7 @@ def _run_ledger(args:Namespace):
     for machines."""
     if args.formats: return print(*write_formats(args.formats), sep="\n")
     item, wide, records = args.item, dict(max_colwidth=96, justify="left"), args.json or args.csv
-    if item in set(_printed()["id"]):
+    if item in set(_printed_values()["id"]):
         refuse("item", "one such as tab7", f"{item}, a number of one", fix=f"moe-redistribution rows {item}")
     if item and records and not args.claims: return show_table(printed_rows(*printed_items(item))[_BESIDE], args)
     table = ledger(item)

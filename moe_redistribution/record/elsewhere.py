@@ -34,7 +34,7 @@ def _contrast_sign(r):
 COMPARED = ["other sign", "larger", "same sign", "not comparable"]
 _CONTRASTS, _SIGNS = ["same", "near", "other"], ["+", "-", "0", "?"]
 
-def _word(contrast, theirs, ours):
+def _word_by_rule(contrast, theirs, ours):
     "The word of the rule."
     choose("contrast", contrast, _CONTRASTS), choose("sign", theirs, _SIGNS), choose("sign", ours, _SIGNS)
     if contrast == "other" or "?" in (theirs, ours): return "not comparable"
@@ -54,7 +54,7 @@ def recorded_elsewhere(root:str|Path=None) -> pd.DataFrame:
     own |= {c.key: (deciding(c).reading, _our_sign(c)) for c in recorded_ledger(root).itertuples(index=False)}
     ours = [own[choose("claim", k, list(own))] for k in found["claim"]]
     found = found.assign(reading=[r for r, _ in ours], ours=[sign for _, sign in ours])
-    found["word"] = [_word(*x) for x in zip(found["contrast"], found["sign"], found["ours"])]
+    found["word"] = [_word_by_rule(*x) for x in zip(found["contrast"], found["sign"], found["ours"])]
     return found.sort_values("word", key=lambda w: w.map(COMPARED.index), kind="stable", ignore_index=True)
 
 # %% ../../nbs/12_record/05a_elsewhere.ipynb #b2902fb4

@@ -39,6 +39,7 @@ def interruptible():
         sys.unraisablehook = told
         signal.signal(signal.SIGTERM, before or signal.SIG_DFL)
 
+# %% ../../nbs/12_record/04b_entry.ipynb #b7e66d6a
 def enter() -> int:
     "What the console script calls: the exit status of `main`, or 130 after an interrupt, from the first moment on."
     # a shell's background jobs are deaf to Ctrl-C, and stay so

@@ -88,7 +88,7 @@ def draw_grid(grid:pd.DataFrame):
     return fig
 
 # %% ../../nbs/12_record/07_house.ipynb #h07a0019
-def _named(part):
+def _rooms_by_name(part):
     "Name → rooms of a part, as its first page shows them."
     found = rooms_of(part)
     short = found.room.str.split(".").str[1]                                           # a study's rooms share a name
@@ -96,9 +96,9 @@ def _named(part):
 
 def draw_part(part:str):
     "The figure of which rooms of a part read which."
-    return draw_grid(import_grid({n: [*own.room] for n, own in _named(part).items()}))
+    return draw_grid(import_grid({n: [*own.room] for n, own in _rooms_by_name(part).items()}))
 
 def part_table(part:str):
     "A line for each room of a part, or for each study: its page, and what it is for."
     return md_table([{"room": f"[`{n}`](../{own.page.iloc[0]})", "what it is for": own.about.iloc[0]}
-                     for n, own in _named(part).items()], "In the order of the book.")
+                     for n, own in _rooms_by_name(part).items()], "In the order of the book.")

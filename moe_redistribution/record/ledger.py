@@ -13,9 +13,9 @@ import re
 import numpy as np
 import pandas as pd
 from ..evidence.printed import paper_values, printed_items
-from ..evidence.claims import (ASKED_HERE, CONFIRMED, EXPECTS, POWER, PROTOCOLS, READS_NOTHING, Claim, Measured,
-                                                claims, contrasts_asked, first_learners, paper_items, readings_of, seed_list,
-                                                statements)
+from ..evidence.claims import (ASKED_HERE, CONFIRMED, EXPECTS, POWER, PROTOCOLS, READS_NOTHING,
+                                                Claim, Measured, claims, contrasts_asked, first_learners, paper_items,
+                                                readings_of, seed_list, statements)
 from ..report.recorded_claims import THREE_ANSWERS, answer_text, recorded_ledger, verdict_text
 from ..judge.statistics import Interval
 from ..report.tables import typeset
@@ -23,8 +23,8 @@ from ..evidence.registrations import FILE, changed_late, registered_on
 from ..evidence.selection import RowsBehind, rows_of_items
 from ..evidence.contrasts import comparison, contrast_table, contrasts, finest_prints, number_row
 from ..evidence.table_files import Clone
-from ..judge.verdicts import (AS_MUCH, FLIPS, NOT_ASKED, NOT_WHEN, NOTHING, NUMBERS, OPEN, Decision, Registered,
-                                                  decided, judge, kind_of)
+from ..judge.verdicts import (AS_MUCH, FLIPS, NOT_ASKED, NOT_WHEN, NOTHING, NUMBERS, OPEN,
+                                               Decision, Registered, decided, judge, kind_of)
 from ..tasks.data import SEEDS
 
 # %% ../../nbs/12_record/02_ledger.ipynb #1ed9e501
@@ -41,6 +41,7 @@ def _registered_test(rows, s) -> Registered:
     alone = Registered(FLIPS) if s.stream == "paired" else None
     return max(found, key=lambda r: -1 if np.isnan(r.p) else r.p, default=alone)
 
+# %% ../../nbs/12_record/02_ledger.ipynb #832a10a7
 def decision(rows, s, quoted:Sequence=()) -> Decision:
     "What the rows say to a reading of a statement; `quoted`: as for `decided`."
     if s.aggregate in ("none", "quotes"): return decided(s, quoted=quoted)
@@ -48,15 +49,18 @@ def decision(rows, s, quoted:Sequence=()) -> Decision:
     if s.rule == "learned": s = first_learners(rows, s)
     x, notes = s.values(rows)
     x = x.dropna()
-    return decided(s, x, notes, s.bounds(rows, x), _registered_test(rows, s), quoted) if len(x) else decided(s, x, notes)
+    return (decided(s, x, notes, s.bounds(rows, x), _registered_test(rows, s), quoted) if len(x)
+            else decided(s, x, notes))
 
 # %% ../../nbs/12_record/02_ledger.ipynb #6cafe4e5
 _EACH = "mean lo hi n p p_same test says access".split()
 LEDGER_COLUMNS = ["key", "asked", "section", "statement", "expects", "margin", "verdict", "why",
-                  *(f"{a}{f}" for a in THREE_ANSWERS for f in ("", "_by", "_read", "_rule", "_seeds")), "was", "n_decides",
-                  "quotes", "numbers", "printed", *(f"{k}_{f}" for k in PROTOCOLS for f in _EACH), "page", "rows", "note"]
+                  *(f"{a}{f}" for a in THREE_ANSWERS for f in ("", "_by", "_read", "_rule", "_seeds")),
+                  "was", "n_decides", "quotes", "numbers", "printed",
+                  *(f"{k}_{f}" for k in PROTOCOLS for f in _EACH), "page", "rows", "note"]
 
-def _printed(s, known):
+# %% ../../nbs/12_record/02_ledger.ipynb #ddd2fc82
+def _printed_value(s, known):
     "What the paper prints for the quantity of a statement under `paper`; nan where it prints nothing."
     if s.aggregate in READS_NOTHING: return np.nan
     whole = known.get(s.spot, np.nan)
@@ -81,7 +85,8 @@ def ledger(
         ids = set(paper["id"][paper["item"].isin(printed_items(item))])
         said = said[said["quotes"].map(lambda q: bool(ids & set(q.split())))]
     if keys is not None: said = said[said["key"].isin(keys)]
-    if rows is None: rows = RowsBehind(readings_of(said), root=root, every=readings_of if len(said) < len(statements()) else None)
+    if rows is None:
+        rows = RowsBehind(readings_of(said), root=root, every=readings_of if len(said) < len(statements()) else None)
     rows = Measured.of(rows)
     fine, printed = finest_prints(paper, bridge), {p.id: p for p in paper.itertuples(index=False)}
     bridge = {c.key: c for c in Claim.of(bridge)}
@@ -108,6 +113,7 @@ def _model_in_gap(said) -> str:
     where = [f"at {v}" if k == "position" else _RULES[v] if k == "rule" else f"{k} {v}" for k, v in own]
     return ", ".join([re.sub(r"^\w+\.\w+/", "", name), *where])
 
+# %% ../../nbs/12_record/02_ledger.ipynb #725b653a
 def _how_read(s, paper=None) -> str:
     "A reading in words: which models, where, how; beside `paper` only what differs from it."
     def new(f): return getattr(s, f) and (paper is None or getattr(s, f) != getattr(paper, f))
@@ -117,7 +123,8 @@ def _how_read(s, paper=None) -> str:
     parts = []
     if paper is None or s.arms != paper.arms:
         if s.aggregate == "gaps":
-            parts.append("({} minus {}) minus ({} minus {})".format(*map(_model_in_gap, (s.condition, *s.versus.split()))))
+            parts.append("({} minus {}) minus ({} minus {})".format(
+                *map(_model_in_gap, (s.condition, *s.versus.split()))))
         else: parts.append(" minus ".join(", ".join(sorted(side)) for side in s.arms if side))
     elif texts(s) != texts(paper): parts.append(f"in {', '.join(sorted(texts(s)))}")
     if paper is None or beside(s) != beside(paper):
@@ -130,6 +137,7 @@ def _how_read(s, paper=None) -> str:
     if new("rule"): parts.append(_RULES.get(s.rule, s.rule))
     return ", ".join(filter(None, parts)) or "the same once more"
 
+# %% ../../nbs/12_record/02_ledger.ipynb #a702ef49
 def _model_beside(s, paper) -> str:
     "The model that a control brings in, by name."
     return ", ".join(sorted(s.arms[1] - paper.arms[0] - paper.arms[1]))
@@ -147,12 +155,14 @@ def _answered(three, said):
                  f"{name}_seeds": _seeds_word(s) if s else ""}
     return line
 
+# %% ../../nbs/12_record/02_ledger.ipynb #378ed535
 def _seeds_word(s:Claim) -> str:
     "Whose seeds a reading has: unseen, the paper's, new (or some of them new to the paper), or none."
     if s.stream == "none" or s.aggregate in READS_NOTHING or s.over == "models": return "none"
     if s.protocol.startswith(CONFIRMED): return "unseen"
     return "the paper's" if s.stream == "authors" and {*seed_list(s.seeds)} <= {*SEEDS} else "new"
 
+# %% ../../nbs/12_record/02_ledger.ipynb #35ff7d98
 def _by_key(lines:pd.DataFrame) -> list:
     "The readings of each statement in `lines`, in their order."
     found = {}
@@ -164,9 +174,11 @@ def _controlled() -> dict:
     found = {}
     for pair in _by_key(statements()):
         p = next(x for x in pair if x.protocol == "paper")
-        if any(kind_of(x, p) == "control" for x in pair if x.protocol != POWER): found.setdefault(p.asks, []).append(p.key)
+        if any(kind_of(x, p) == "control" for x in pair if x.protocol != POWER):
+            found.setdefault(p.asks, []).append(p.key)
     return found
 
+# %% ../../nbs/12_record/02_ledger.ipynb #05abcd7a
 BY_WORDS = "by the words up to 29 November 2026"
 def _former_words(root) -> dict:
     "Key → the word that a claim had before the words changed, from results/changed.csv."
@@ -175,6 +187,7 @@ def _former_words(root) -> dict:
     old = clone.frame(clone / "results/changed.csv", dtype=str, keep_default_na=False).query("asked == @BY_WORDS")
     return dict(zip(old["key"], old["verdict"]))
 
+# %% ../../nbs/12_record/02_ledger.ipynb #def54e7f
 def _entry(rows, pair, compared, known, written, former, controlled):
     "One line of the ledger from the readings of a statement; `rows` names the files that it reads under results/rows."
     s = {x.protocol: x for x in pair}
@@ -183,7 +196,8 @@ def _entry(rows, pair, compared, known, written, former, controlled):
     p, words, found = s["paper"], [x["verdict"] for x in quoted], judge(s, a, quoted)
     three = _answered(found.answers, s)
     if p.expects[0] in "+-" and (there := [k for k in controlled.get(p.asks, ()) if k != p.key]):
-        three["control_read"] += "; " * (three["control"] != NOT_ASKED) + f"see {', '.join(there)}, of the same first reading"
+        three["control_read"] += ("; " * (three["control"] != NOT_ASKED)
+                                  + f"see {', '.join(there)}, of the same first reading")
     why = _model_beside(s[three["control_by"]], p) if found.verdict == AS_MUCH else found.why
     if found.verdict == NOT_WHEN: why = three["otherwise_read"]
     line = {k: getattr(p, k) for k in ("key", "section", "statement", "expects", "quotes", "page", "margin")}
@@ -195,7 +209,7 @@ def _entry(rows, pair, compared, known, written, former, controlled):
     return line | three | dict(
         verdict=found.verdict, why=why, n_decides=found.n_decides, was=former.get(p.key, ""),
         asked="here" if p.statement.startswith(ASKED_HERE) else "paper",
-        printed=quoted[0]["printed"].value if one else _printed(p, known),
+        printed=quoted[0]["printed"].value if one else _printed_value(p, known),
         numbers=", ".join(f"{words.count(w)} {w}" for w in dict.fromkeys(words)),
         rows=" ".join(files), note="; ".join(f"{k}: {d.note}" for k, d in a.items() if d.note))
 
@@ -214,7 +228,7 @@ def answer_tables(root:str|Path=None, names:Sequence[str]=None) -> Iterator:
 
 # %% ../../nbs/12_record/02_ledger.ipynb #fc400947
 YOUNG = "†"                                            # marks an answer whose definition is younger than its rows
-def _said(mean, lo, hi, n, p, p_same, test, says, access, sign):
+def _reading_text(mean, lo, hi, n, p, p_same, test, says, access, sign):
     """One reading as text: its mean with interval and seeds, what it says, the test that says so, and whether it was
     asked late."""
     if not n: return says
@@ -223,8 +237,10 @@ def _said(mean, lo, hi, n, p, p_same, test, says, access, sign):
     late = f" {YOUNG}" * (access == "results seen")
     return f"{Interval(mean, lo, hi, n, test):{sign}.{0 if abs(mean) >= 100 else 3}}, n={int(n)}: {says}{by}{late}"
 
+# %% ../../nbs/12_record/02_ledger.ipynb #0f386d20
 def ledger_text(table:pd.DataFrame) -> pd.DataFrame:
-    "A ledger as text: claim, what the paper prints, three answers with their numbers, the verdict, the seeds that would decide."
+    """A ledger as text: claim, what the paper prints, three answers with their numbers, the verdict, the seeds that
+    would decide."""
     def line(r):
         text = lambda v, form, none: none if np.isnan(v) else f"{v:{form}}"
         return dict(claim=r.statement, expects=r.expects, prints=text(r.printed, ".3g", "–"),
@@ -234,11 +250,12 @@ def ledger_text(table:pd.DataFrame) -> pd.DataFrame:
 
 # %% ../../nbs/12_record/02_ledger.ipynb #b9000006
 def ledger_page(root:str|Path=None) -> str:
-    "The recorded ledger as Markdown, `results/ledger.md`: a heading and an anchor a claim, its sentence, every answer, its page."
+    """The recorded ledger as Markdown, `results/ledger.md`: a heading and an anchor a claim, its sentence, every
+    answer, its page."""
     ask = {"seen": "Seen?", "control": "Control?", "otherwise": "Read otherwise?"}
     def lines(r):
         sign = "+" if r["expects"] != "number" else ""
-        said = {k: _said(*(r[f"{k}_{f}"] for f in _EACH), sign) for k in PROTOCOLS if r[f"{k}_n"] > 0}
+        said = {k: _reading_text(*(r[f"{k}_{f}"] for f in _EACH), sign) for k in PROTOCOLS if r[f"{k}_n"] > 0}
         counts = f"; {r['margin']:g} does not count" if r["margin"] > 0 else ""
         late = f" {YOUNG}" * ("sentence" in changed_late(r["key"], Clone(root) / FILE))
         return [f'<a id="{r["key"]}"></a>', f"## {r['key']}: {verdict_text(r)}", "", r["statement"] + late, "",
@@ -246,7 +263,8 @@ def ledger_page(root:str|Path=None) -> str:
                 *(f"- **{ask[a]}** {typeset(answer_text(r, a))}" for a in THREE_ANSWERS),
                 *(f"- {k}: {typeset(v)}" for k, v in said.items()), f"- judged on [its page](../nbs/{r['page']})", ""]
     head = ["# Every claim and its verdict", "",
-            "Made from `ledger.csv` by `make record`. What it expects, and what does not count; three answers, each with the mean "
-            "[95% interval] and seeds of the reading that gives it; then every reading. † was written down when its rows were there.", ""]
+            "Made from `ledger.csv` by `make record`. What it expects, and what does not count; three answers, "
+            "each with the mean [95% interval] and seeds of the reading that gives it; then every reading. "
+            "† was written down when its rows were there.", ""]
     return "\n".join([*head, *(x for _, r in recorded_ledger(root).iterrows() for x in lines(r))])
 

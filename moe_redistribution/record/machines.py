@@ -44,16 +44,17 @@ def _cited(root:str|Path=None) -> dict:
 
 # %% ../../nbs/12_record/02a_machines.ipynb #8df3f935
 @lru_cache(maxsize=1)
-def _words() -> dict:
+def _words_table() -> dict:
     "(kind, word) → (unit, text) of `machines/words.csv`: measures, edits, tasks and training for who has no code."
     table = Clone().frame("machines/words.csv", keep_default_na=False)
     return {(r.kind, r.word): (r.unit, r.text) for r in table.itertuples()}
 
-def _word(kind:str, word:str, **values) -> str:
+def _text_of_word(kind:str, word:str, **values) -> str:
     "One text, with numbers from the code where it has places for them; empty where there is none."
     said = {k: f"{v:,}" if isinstance(v, int) else v for k, v in values.items()}
-    return _words().get((kind, word), ("", ""))[1].format(**said)
+    return _words_table().get((kind, word), ("", ""))[1].format(**said)
 
+# %% ../../nbs/12_record/02a_machines.ipynb #f0450e5b
 def _task_words(name:str) -> str:
     "A task's examples, rule and vocabulary."
     t = get_task(name)
@@ -61,9 +62,10 @@ def _task_words(name:str) -> str:
                  share=TRAIN_SHARE, last_number=(t.modulus or 0) - 1, read=", ".join(map(str, t.read)),
                  n_train=N_TRAIN, n_test=N_TEST, refresh=REFRESH)
     if t.source == "split": sizes |= dict(zip(("n_train", "n_test"), map(len, split(t, SEEDS[0]))))
-    rules = "; ".join(f"{n}: {_word('held-out rule', n)} ({int(held.sum())} inputs)" for n, held in t.rules.items())
-    return _word("task", name, rules=rules, **sizes)
+    rules = "; ".join(f"{n}: {_text_of_word('held-out rule', n)} ({int(held.sum())} inputs)" for n, held in t.rules.items())
+    return _text_of_word("task", name, rules=rules, **sizes)
 
+# %% ../../nbs/12_record/02a_machines.ipynb #5320f747
 def _rule_words(rule:str, task:str) -> str:
     "Which weights of a run are measured."
     every = RECIPES[task]["eval_every"]
@@ -81,7 +83,7 @@ def _rule_words(rule:str, task:str) -> str:
 # %% ../../nbs/12_record/02a_machines.ipynb #bf60e85f
 _OF_BLOCK = "block."                                     # its arms are conditions, on seeds that nobody had seen
 
-def _plain(name:str) -> str: return name.partition("/")[2] if name.startswith(_OF_BLOCK) else name
+def _without_block(name:str) -> str: return name.partition("/")[2] if name.startswith(_OF_BLOCK) else name
 def _iri(*parts) -> str: return "#" + re.sub(r"[^\w.+/=-]+", "_", "/".join(parts))
 def _brief(x:float, rounding:str=ROUND_HALF_EVEN) -> float:
     "Five digits of a number, and of a whole one all: a count of parameters is exact."
@@ -89,6 +91,7 @@ def _brief(x:float, rounding:str=ROUND_HALF_EVEN) -> float:
     x = float(f"{x:.12g}")
     return x if x.is_integer() else float(Context(prec=5, rounding=rounding).create_decimal(repr(x)))
 
+# %% ../../nbs/12_record/02a_machines.ipynb #ea91363d
 class _Graph:
     "Nodes by id, each written once; a call gives its id."
     def __init__(self): self.nodes = {}
@@ -106,7 +109,7 @@ class _Graph:
             own = {f.name: getattr(c, f.name) for f in fields(c) if f.name != "events"}
             own |= dict(d_head=c.d_head, d_expert=c.d_expert, eval_every=RECIPES[c.task]["eval_every"],
                         parameters=n_params(c))
-            router = f" The router: {_word('router', c.router)}" * c.routed
+            router = f" The router: {_text_of_word('router', c.router)}" * c.routed
             cost = expected_seconds(c, expected_steps(c, "selected"))
             return {"@type": "croissant:ImplementationSpec", "schema:name": name, "schema:isPartOf": "#protocol",
                     "schema:description": f"Train as #protocol says, with these values (run:), on #data/{c.task}."
@@ -116,36 +119,36 @@ class _Graph:
         return self(_iri("model", name), make)
 
     def measure(self, r) -> str:
-        task = _plain(each_name(r.condition)[0]).partition("/")[0]
+        task = _without_block(each_name(r.condition)[0]).partition("/")[0]
         own, fact = r.metric.removeprefix(REST), r.instrument == "facts"
         two = f"{r.instrument}.{own}"                                        # a name that two instruments have
         def make():
-            unit, what = _words()["fact" if fact else "measure", two if ("measure", two) in _words() else own]
-            more = {"site": _word("site", r.site), "edit": _word("edit", r.edit),
+            unit, what = _words_table()["fact" if fact else "measure", two if ("measure", two) in _words_table() else own]
+            more = {"site": _text_of_word("site", r.site), "edit": _text_of_word("edit", r.edit),
                     "checkpoint": _rule_words(r.rule, task), "positions": r.position,
-                    "stratum": r.stratum.replace("all", ""), "split": _word("split", r.split),
-                    "unit": _word("unit", r.unit) or r.unit}
+                    "stratum": r.stratum.replace("all", ""), "split": _text_of_word("split", r.split),
+                    "unit": _text_of_word("unit", r.unit) or r.unit}
             said = "; ".join(f"{k}: {v}" for k, v in more.items() if v and not fact)
             said = "One less this: " * r.metric.startswith(REST) + what + f" {said[:1].upper()}{said[1:]}." * bool(said)
             return {"@type": "croissant:EvaluationSpec", "croissant:expectedMetric": r.metric,
                     "schema:unitText": unit, "schema:description": said}
         parts = [own, r.unit] if fact else [r.metric, r.site, r.edit, r.rule, r.position, r.stratum, r.split, r.unit]
-        named = [p for p in (r.instrument * (("measure", two) in _words()), *parts) if p not in ("", "all", "none")]
+        named = [p for p in (r.instrument * (("measure", two) in _words_table()), *parts) if p not in ("", "all", "none")]
         return self(_iri("measure", task, ".".join(named)), make)
 
 # %% ../../nbs/12_record/02a_machines.ipynb #2bd5f496
 def _problem(g:_Graph, at:str, c:Claim, name:str, said:str="") -> str:
     "The node of one quantity: what is given, what is asked, and how a stranger measures it."
     sides = [c.reading, *c.others]
-    names = list(dict.fromkeys(_plain(n) for s in sides if not isinstance(s, float) for n in each_name(s.condition)))
+    names = list(dict.fromkeys(_without_block(n) for s in sides if not isinstance(s, float) for n in each_name(s.condition)))
     measures = {s: g.measure(s) for s in sides if not isinstance(s, float)}
     def side(letter, s):
         if isinstance(s, float): return f"{letter}: the constant {s:g}"
-        return f"{letter}: {measures[s]} of {', '.join(f'#model/{_plain(n)}' for n in each_name(s.condition))}"
-    value, one = _word("value", c.aggregate), len(sides) + len(names) < 3
+        return f"{letter}: {measures[s]} of {', '.join(f'#model/{_without_block(n)}' for n in each_name(s.condition))}"
+    value, one = _text_of_word("value", c.aggregate), len(sides) + len(names) < 3
     said += f"Value: {value.removesuffix(' of A') if one else value}."
     if not one: said += f" {'; '.join(side(*x) for x in zip('ABCD', sides))}."
-    asked = {"@type": "croissant:ExecutionSpec", "schema:description": _word("stream", c.stream)}
+    asked = {"@type": "croissant:ExecutionSpec", "schema:description": _text_of_word("stream", c.stream)}
     if c.stream != "none": asked["run:seeds"] = c.seeds
     tasks = dict.fromkeys(n.partition("/")[0] for n in names)
     return g(at, lambda: {
@@ -154,6 +157,7 @@ def _problem(g:_Graph, at:str, c:Claim, name:str, said:str="") -> str:
         "croissant:execution": g(_iri("seeds", c.stream, c.seeds), lambda: asked), "croissant:output": "#output",
         "croissant:evaluation": list(dict.fromkeys(measures.values()))})
 
+# %% ../../nbs/12_record/02a_machines.ipynb #a367cd57
 def _silent(g:_Graph, at:str, name:str, said:str) -> str:
     "The node of what no run of ours answers."
     return g(at, lambda: {"@type": "croissant:TaskProblem", "schema:name": name, "schema:description": said,
@@ -171,43 +175,49 @@ def _document(nodes:Sequence) -> dict:
                          "xsd": "http://www.w3.org/2001/XMLSchema#", "run": f"{base}#run/",
                          **{name: {"@type": "@id"} for name in _POINTERS}}, "@graph": [*nodes]}
 
+# %% ../../nbs/12_record/02a_machines.ipynb #3ce6942a
 _OUTPUT = {"@id": "#output", "@type": "croissant:OutputSpec",
            "schema:description": "One value for each run, and the value asked for.",
            "croissant:schema": {"@id": "#output/runs", "@type": "croissant:RecordSet", "croissant:field": [
                {"@type": "croissant:Field", "schema:name": n, "croissant:dataType": f"xsd:{t}"} for n, t in
                (("problem", "string"), ("seed", "integer"), ("value", "double"))]}}
 
-def _book() -> pd.DataFrame:
+# %% ../../nbs/12_record/02a_machines.ipynb #756b1e71
+def _main_ledger() -> pd.DataFrame:
     "The recorded ledger of the main paper, our own questions about it among them."
     return (book := recorded_ledger())[book["key"].map(paper_of) == "000"]
 
-def _numbers() -> pd.DataFrame:
+# %% ../../nbs/12_record/02a_machines.ipynb #e37e4eea
+def _recorded_bridge() -> pd.DataFrame:
     "Every number that the main paper prints, as recorded, with the line of the bridge that says what it is (`claim`)."
     found = numbers(*(i for i in paper_items() if paper_of(i) == "000")).reset_index()
     bridge = {c.key: c for c in Claim.of(claims().query("protocol == 'paper'"))}
     return found.assign(claim=found["id"].map(bridge))
 
+# %% ../../nbs/12_record/02a_machines.ipynb #18181730
 def _readings() -> list:
-    """(id of the problem, runs it asks for, line of the recorded ledger, reading) of claims of the main paper that its
-    conditions answer. What asks the same of other seeds is no problem of its own: it has the id and runs of the first."""
-    book, known, out = _book().set_index("key", drop=False), {}, []
+    """(id of the problem, runs it asks for, line of the recorded ledger, reading) of claims of the main paper that
+    its conditions answer. What asks the same of other seeds is no problem of its own: it has the id and runs of the
+    first."""
+    book, known, out = _main_ledger().set_index("key", drop=False), {}, []
     for c in Claim.of(statements()[statements()["key"].isin(book.index)]):
-        if c.aggregate in READS_NOTHING or not all(is_condition(_plain(n)) for n in c.names): continue
+        if c.aggregate in READS_NOTHING or not all(is_condition(_without_block(n)) for n in c.names): continue
         sides = [s if isinstance(s, float) else s._replace(seeds="", stream="", instrument="",
-                                                           condition=" ".join(map(_plain, each_name(s.condition))))
+                                                           condition=" ".join(map(_without_block, each_name(s.condition))))
                  for s in (c.reading, *c.others)]
         runs = int(c.n) if c.rule == "learned" else len(seed_list(c.seeds))
         first = known.setdefault((c.key, *sides, c.aggregate), (_iri(c.key, c.protocol), runs))
         out.append((*first, book.loc[c.key], c))
     return out
 
+# %% ../../nbs/12_record/02a_machines.ipynb #d1f5cbaa
 def _problems() -> dict:
     "The tasks alone: every printed number of the main paper and every reading of its claims, without any answer."
     g = _Graph()
     g("#protocol", lambda: {"@type": "schema:CreativeWork", "schema:name": "Model, training and evaluation",
-                            "schema:description": _word("protocol", "training", beta1=BETA1, beta2=BETA2, eps=EPS)})
+                            "schema:description": _text_of_word("protocol", "training", beta1=BETA1, beta2=BETA2, eps=EPS)})
     g.nodes["#output"] = _OUTPUT
-    for n in _numbers().itertuples():
+    for n in _recorded_bridge().itertuples():
         c = n.claim
         if c is None or c.aggregate == "none":
             why = f"No run answers this. {c.note if c else ''}"
@@ -219,17 +229,19 @@ def _problems() -> dict:
         _problem(g, at, c, f"{c.section}, {PROTOCOLS[c.protocol]}",
                  f"{c.statement} Expected: {EXPECTS[c.expects]}.{margin} ")
     root = {"@id": "#", "@type": "croissant:TaskProblem", "schema:name": papers()["000"], "schema:description":
-            "Every number that the paper prints, and every claim of it in each way that we read it: an id that ends in /paper asks "
-            "it as its authors do, /audited read once more or beside another model, /uncopied with copies ruled out, /power whether there is "
-            "anything to win. Runs are comparable in distribution: no seed gives the same run in other code. gelu is the exact one. "
-            f"{_word('protocol', 'cells')} Two CPU cores are enough.", "croissant:output": "#output"}
+            "Every number that the paper prints, and every claim of it in each way that we read it: "
+            "an id that ends in /paper asks it as its authors do, /audited read once more or beside another model, "
+            "/uncopied with copies ruled out, /power whether there is anything to win. "
+            "Runs are comparable in distribution: no seed gives the same run in other code. gelu is the exact one. "
+            f"{_text_of_word('protocol', 'cells')} Two CPU cores are enough.", "croissant:output": "#output"}
     return _document([root, *g.nodes.values()])
 
 # %% ../../nbs/12_record/02a_machines.ipynb #a2ba976b
 _KIND = ("prediction", "margin")                 # by whether runs have no spread
 _SPREADS = ("mean", "difference", "ratio", "share", "gaps", "lowest", "highest", "median")
 def _quantile(n:int) -> float:
-    "Student's t of n runs that 2.5 % exceed; scipy.special when it is asked for, since every command imports this room."
+    """Student's t of n runs that 2.5 % exceed; scipy.special when it is asked for, since every command imports this
+    room."""
     from scipy.special import stdtrit
     return float(stdtrit(n - 1, .975))
 
@@ -239,6 +251,7 @@ def _foreseen(mean:float, s:float, n:int, m:int, least:float, log:bool=False) ->
     half = max(_quantile(n) * s * np.sqrt(1 / n + 1 / m) if n > 1 and s > 0 else 0, least)
     return (10 ** (at - half), 10 ** (at + half)) if log else (at - half, at + half)
 
+# %% ../../nbs/12_record/02a_machines.ipynb #204f9099
 def _solution(of:str, own:str, where:str, value:float, bounds:tuple, more:dict) -> dict:
     "The node `own` of our answer to the problem `of`, whose results are our own."
     lo, hi = map(_brief, bounds, (ROUND_FLOOR, ROUND_CEILING))              # a value that is the bound lies within
@@ -251,6 +264,7 @@ def _solution(of:str, own:str, where:str, value:float, bounds:tuple, more:dict) 
                 "croissant:evaluationResults": {"@type": "croissant:EvaluationResult", "croissant:metric": "value",
                                                 "croissant:value": spread} | more}}
 
+# %% ../../nbs/12_record/02a_machines.ipynb #37861dbd
 def _of_number(n, digit:float) -> dict:
     c, log = n.claim, n.claim.scale == "log10"
     s = n.ours_std if c.aggregate in _SPREADS and c.stream != "none" else 0.
@@ -268,16 +282,17 @@ def _of_claim(at:str, m:int, line, c:Claim) -> dict:
                      _foreseen(mean, s, n, m, 0 if s else c.margin),
                      dict(sd=s, n=int(n), m=m, interval=_KIND[not s], says=says))
 
+# %% ../../nbs/12_record/02a_machines.ipynb #5f051d1a
 def _solutions() -> dict:
     "Our answers alone: value, the interval in which others' should lie, runs, the paper's print and a verdict."
     digits = paper_values().set_index("id")["digit"]
-    own = [n for n in _numbers().itertuples() if n.claim is not None and not np.isnan(n.ours_mean)]
+    own = [n for n in _recorded_bridge().itertuples() if n.claim is not None and not np.isnan(n.ours_mean)]
     done = [_of_number(n, digits[n.id]) for n in own]
     last = {r[0]: r for r in _readings() if r[2][f"{r[3].protocol}_n"] > 0}         # of several that on new seeds
     done += [_of_claim(*r) for r in last.values()]
     code = {"@id": "#ours", "@type": "schema:SoftwareSourceCode", "schema:name": "moe_redistribution",
             "schema:description": "`moe-redistribution rows ID` says which files a number was read from. "
-                                  + _word("protocol", "tolerance")}
+                                  + _text_of_word("protocol", "tolerance")}
     files = dict.fromkeys(d["croissant:output"] for d in done)
     return _document([code, *({"@id": f, "@type": "schema:Dataset", "schema:name": f[1:]} for f in files), *done])
 
@@ -302,8 +317,10 @@ def _leaves(at:str, group:Sequence) -> list:
         return f"{p['@id']}: {v['schema:minValue']:.12g} to {v['schema:maxValue']:.12g}"
     return out + [_node(s["@id"][1:], result(p, s), 1, "Result Analysis") for p, s in group]
 
+# %% ../../nbs/12_record/02a_machines.ipynb #f2c7c6dd
 def _rubric(asked:dict, answered:dict) -> dict:
-    "A PaperBench tree of what is asked and answered: for each table, figure, section and claim code, execution, results."
+    """A PaperBench tree of what is asked and answered: for each table, figure, section and claim code, execution,
+    results."""
     nodes, groups = {p["@id"]: p for p in asked["@graph"]}, {"number": {}, "claim": {}}
     for s in answered["@graph"]:
         if s["@type"] != "croissant:TaskSolution": continue
@@ -311,7 +328,7 @@ def _rubric(asked:dict, answered:dict) -> dict:
         at, claim, _ = p["@id"][1:].partition("/")
         kind, at = ("claim", at) if claim else ("number", at.rpartition(".")[0])
         groups[kind].setdefault(at, []).append((p, s))
-    said = _book().set_index("key")["statement"]
+    said = _main_ledger().set_index("key")["statement"]
     def whole(kind, at): return said[at] if kind == "claim" else f"The numbers printed in {at} come out."
     def branch(kind, at, own):
         return _node(f"{kind}.{at}", whole(kind, at), len(own), None, _leaves(f"{kind}.{at}", own))
@@ -323,22 +340,24 @@ def _rubric(asked:dict, answered:dict) -> dict:
 def _since() -> str:
     "When the youngest claim that the recorded ledger answers for the main paper was first registered."
     dates = registered_on("statements")["date"].groupby(level="key").min()
-    return dates[_book()["key"]].max()
+    return dates[_main_ledger()["key"]].max()
 
-def _cell(at:str, title:str, body:str, date:str, pinned:bool=False) -> str:
+# %% ../../nbs/12_record/02a_machines.ipynb #193e3e48
+def _notebook_cell(at:str, title:str, body:str, date:str, pinned:bool=False) -> str:
     own = {"type": "markdown", "id": f"cell_{at}", "created_at": date, "title": title}
     if pinned: own |= {"pinned": True, "pinned_at": date}
     return f"\n---\n<!-- trackio-cell\n{json.dumps(own, ensure_ascii=False)}\n-->\n{body}\n"
 
 def _slug(title): return re.sub(r"[^a-z0-9]+", "-", title.lower()).strip("-")
 
+# %% ../../nbs/12_record/02a_machines.ipynb #5d50f7fc
 def _logbook() -> dict:
     "Path → text of a Trackio logbook, as the reproduction board has it: a page a section, a cell a claim."
-    book, dates, runs = _book(), registered_on("statements")["date"], recorded_runs()
+    book, dates, runs = _main_ledger(), registered_on("statements")["date"], recorded_runs()
     last = _since()
     theirs = book[book["asked"] == "paper"]
     counts = ", ".join(f"{n} {v}" for v, n in theirs["verdict"].value_counts().items())
-    counted = _numbers()["verdict"].value_counts()
+    counted = _recorded_bridge()["verdict"].value_counts()
     title = f"Reproduction: {papers()['000']}"
     hours, known = runs["cpu_seconds"].sum() / 3600, ", ".join(f"{n} {v}" for v, n in counted.items())
     rows = {"": ("This reproduction", "Full replication"), "---": ("---", "---"),
@@ -349,20 +368,21 @@ def _logbook() -> dict:
     summary = (f"Of {len(theirs)} claims of the paper: {counts}. Of its printed numbers: {known}.\n\n"
                "## Scope & cost\n\n"
                + "\n".join(f"| {k} | {a} | {b} |" for k, (a, b) in rows.items()))
-    pages = {"Executive summary": [_cell("summary", "Executive summary", summary, last, True)]}
+    pages = {"Executive summary": [_notebook_cell("summary", "Executive summary", summary, last, True)]}
     for i, (section, own) in enumerate(book.groupby("section", sort=False), 1):
         name = "Our own questions" if section == "000" else f"Claim {i}: what {section} says"
         each = ((r, dates[r.key].min()) for r in own.itertuples())
-        pages[name] = [_cell(_slug(r.key), f"{r.key}: {verdict_text(r)}", _told(r), date) for r, date in each]
+        pages[name] = [_notebook_cell(_slug(r.key), f"{r.key}: {verdict_text(r)}", _claim_text(r), date) for r, date in each]
     end = f"{counts}. Every claim with its readings: results/ledger.md; again: reproduce.sh."
-    pages["Conclusion"] = [_cell("conclusion", "Conclusion", end, last)]
+    pages["Conclusion"] = [_notebook_cell("conclusion", "Conclusion", end, last)]
     index = f"# {title}\n\n## Pages\n\n| Page |\n| --- |\n" + "".join(f"| [{p}](#/{_slug(p)}) |\n" for p in pages)
     at, about = "machines/.trackio", {"title": title, "paper": _cited()["references"][0]["url"],
                                       "tags": ["trackio", "open-reproductions"]}
     return {f"{at}/metadata.json": json.dumps(about, indent=1) + "\n", f"{at}/logbook/pages/index.md": index} | {
         f"{at}/logbook/pages/{_slug(p)}/page.md": f"# {p}\n" + "\n".join(cells) for p, cells in pages.items()}
 
-def _told(r) -> str:
+# %% ../../nbs/12_record/02a_machines.ipynb #926fe88f
+def _claim_text(r) -> str:
     "A claim with its three answers, in Markdown."
     said = [f"- {a}: {answer_text(r, a)}" for a in THREE_ANSWERS]
     return "\n".join([r.statement, "", *said, "", f"**{verdict_text(r)}**"])
@@ -414,16 +434,17 @@ REPRODUCE = """#!/bin/sh
 exec make -C "$(dirname "$0")" ARGS="--seeds ${SEEDS:-42}" reproduce
 """
 
-def _lines(doc:dict) -> str:
+def _node_a_line(doc:dict) -> str:
     "JSON-LD with a node a line, so that a change of one is a change of a line."
     nodes = ",\n".join(json.dumps(n, ensure_ascii=False, separators=(",", ":")) for n in doc["@graph"])
     return f'{{"@context": {json.dumps(doc["@context"])}, "@graph": [\n{nodes}\n]}}\n'
 
+# %% ../../nbs/12_record/02a_machines.ipynb #689fd221
 def formats() -> dict:
     "Path → text of all that is made for machines, from what is recorded."
     asked, answered = _problems(), _solutions()
     tree = json.dumps(_rubric(asked, answered), ensure_ascii=False).replace('{"id"', '\n{"id"') + "\n"
-    return {"machines/croissant-tasks.json": _lines(asked), "machines/croissant-solutions.json": _lines(answered),
+    return {"machines/croissant-tasks.json": _node_a_line(asked), "machines/croissant-solutions.json": _node_a_line(answered),
             "machines/paperbench-rubric.json": tree, **_logbook(), **_descriptions(),
             "reproduce.sh": REPRODUCE}
 

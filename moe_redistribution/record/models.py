@@ -39,10 +39,12 @@ def add_model(p:ArgumentParser, tokens:int=None, told:str="stop after about so m
               topics:bool=False):
     "Arguments for a model and the text that it reads, or with `topics` the texts, each by the name of its topic."
     p.add_argument("--model", required=True, help="a folder that save_pretrained wrote, or a name on the hub")
-    if not topics: p.add_argument("--text", metavar="FILE", help="a text file (default, of a model of the zoo: the zoo's own)")
+    if not topics:
+        p.add_argument("--text", metavar="FILE", help="a text file (default, of a model of the zoo: the zoo's own)")
     else: p.add_argument("--text", required=True, action="append", metavar="TOPIC=FILE",
                          help="a text file, or a folder with a file for each document; once for each topic")
-    p.add_argument("--context", type=int, help="tokens of a window (default: 512, of a model of the zoo as many as it reads)")
+    p.add_argument("--context", type=int,
+                   help="tokens of a window (default: 512, of a model of the zoo as many as it reads)")
     p.add_argument("--batch", type=int, default=8, help="windows at a time (default: 8)")
     p.add_argument("--tokens", type=int, default=tokens, help=told)
     p.add_argument("--bytes", action="store_true", help="the model reads bytes: no tokenizer is needed")
@@ -52,9 +54,11 @@ def add_model(p:ArgumentParser, tokens:int=None, told:str="stop after about so m
     p.add_argument("--device-map", help="auto to spread a large model over devices (needs accelerate)")
     p.add_argument("--out", help="a .parquet or .csv file for its rows (default: out/MODEL.COMMAND.parquet)")
 
+# %% ../../nbs/12_record/04d_models.ipynb #af2df581
 def _context_of(args:Namespace) -> int:
     "Tokens of a window: as asked, or as many as a model of the zoo was trained on, or 512."
-    if args.context is not None or not args.model.startswith("zoo:"): return 512 if args.context is None else args.context
+    if args.context is not None or not args.model.startswith("zoo:"):
+        return 512 if args.context is None else args.context
     return json.loads((zoo_folder(args.model) / "config.json").read_text())["max_position_embeddings"]
 
 # %% ../../nbs/12_record/04d_models.ipynb #36a955e9
@@ -74,14 +78,17 @@ def others_files(name:str):
 
 # %% ../../nbs/12_record/04d_models.ipynb #6127fd91
 def asked_of(args):
-    "(the file for rows, what a function of a text is told) of parsed arguments, in which text and context are filled in."
+    """(the file for rows, what a function of a text is told) of parsed arguments, in which text and context are
+    filled in."""
     if not args.text:
-        args.text = zoo_text(args.model) if args.model.startswith("zoo:") else refuse("--text", "a text file", "none", fix="--text FILE")
+        args.text = (zoo_text(args.model) if args.model.startswith("zoo:")
+                     else refuse("--text", "a text file", "none", fix="--text FILE"))
     text_file(args.text)
     args.context = _context_of(args)
     out = table_file(args.out or f"out/{model_name(args.model)}.{args.command}.parquet")
     return out, dict(context=args.context, batch=args.batch, tokens=args.tokens)
 
+# %% ../../nbs/12_record/04d_models.ipynb #ed7ccec2
 def tell_opened(s:LanguageModel):
     "Says how far a model opens, and gives it back."
     print(s.report().headline, file=sys.stderr)
@@ -103,6 +110,7 @@ def say_how_far(of:dict, out:Path):
     try: yield of | dict(part=out.with_suffix(".part"), say=line)
     finally: line.close()
 
+# %% ../../nbs/12_record/04d_models.ipynb #8c144739
 def write_found(rows:pd.DataFrame, out:Path, args:Namespace, picture=None):
     """Writes rows, and a picture beside them, and says where; to stderr where stdout is to have records and nothing
     else. What was kept on the way goes, but not before."""
@@ -113,9 +121,9 @@ def write_found(rows:pd.DataFrame, out:Path, args:Namespace, picture=None):
         at = Path(getattr(args, "plot", None) or out.with_suffix(".png"))
         write_picture(picture.figure, at, dpi=150)
         said += f", a picture in {at}"
-    print(said, file=_beside(args))
+    print(said, file=_stream_for_words(args))
 
-def _beside(args:Namespace):
+def _stream_for_words(args:Namespace):
     "Where words go that stand beside a table: stderr where the table is for a program."
     return sys.stderr if getattr(args, "json", False) or getattr(args, "csv", False) else sys.stdout
 
@@ -137,9 +145,10 @@ def _add_compare(p:ArgumentParser):
     p.add_argument("--with", dest="other", metavar="MODEL", help="the checkpoint beside it (default: the same model)")
     p.add_argument("--with-dtype", metavar="DTYPE", help="that of the second side (default: as --dtype)")
     for side, whose in (("--experts", "the first side's"), ("--with-experts", "the second side's")):
-        p.add_argument(side, help=f"how {whose} experts are computed: {', '.join(EXPERT_FUNCTIONS)} (default: as --experts, "
-                       "or the model's own)")
+        p.add_argument(side, help=f"how {whose} experts are computed: {', '.join(EXPERT_FUNCTIONS)} "
+                       "(default: as --experts, or the model's own)")
 
+# %% ../../nbs/12_record/04d_models.ipynb #566e5e6c
 def _sides(args:Namespace) -> list:
     "(folder, dtype, experts) of both sides. ValueError for a wrong word, or the same model twice without a reason."
     sides = [(args.model, args.dtype, args.experts), (args.other or args.model, args.with_dtype or args.dtype,
@@ -151,6 +160,7 @@ def _sides(args:Namespace) -> list:
     refuse("compare", "another model, dtype or function of the experts", "one model twice", "--with-dtype bfloat16",
            "--with MODEL, --with-dtype or --with-experts")
 
+# %% ../../nbs/12_record/04d_models.ipynb #74a66d18
 @command("compare", "whether two checkpoints of a mixture send the same tokens to the same experts",
          "compare --model FOLDER --with OTHER --text FILE", add=_add_compare, threads=None,
          told="Each number has in brackets what it is with the second model's tokens in another order. Matched: the "
@@ -165,7 +175,7 @@ def _run_compare(args:Namespace):
     for x in tables: show_table(x.reset_index(), args)
     for metric, what in (("loss_difference", "Loss of the second minus the first"),
                          ("divergence", "Divergence of its predictions")):
-        print(f"{what}: {interval(found.loc[found['metric'] == metric, 'value']):.4f} nats a token", file=_beside(args))
+        print(f"{what}: {interval(found.loc[found['metric'] == metric, 'value']):.4f} nats a token", file=_stream_for_words(args))
     write_found(found, out, args)
 
 # %% ../../nbs/12_record/04d_models.ipynb #5bec0002
@@ -180,11 +190,13 @@ def _topics_asked(words:list) -> dict:
         out[name] = path
     return out
 
+# %% ../../nbs/12_record/04d_models.ipynb #278a3614
 def _add_specialise(p:ArgumentParser):
     add_model(p, topics=True), add_form(p)
     p.add_argument("--few", type=int, default=100, help="name experts with fewer tokens (default: 100)")
     p.add_argument("--plot", metavar="FILE", help="where the picture goes (default: beside the rows)")
 
+# %% ../../nbs/12_record/04d_models.ipynb #b4ba3513
 @command("specialise", "whether experts specialise by topic, token or position, and more than chance",
          "specialise --model FOLDER --text code=a.txt --text law=b.txt --bytes", add=_add_specialise, threads=None,
          told="Numbers are normalised information, 0 to 1, each beside what it is when topics are dealt to documents "
@@ -192,7 +204,7 @@ def _add_specialise(p:ArgumentParser):
               "by maps: the same of 19 routers drawn at random. Files are cut into documents at blank lines. Holm over "
               "layers. Copies count once.")
 def _run_specialise(args:Namespace):
-    texts, say = check_topics(_topics_asked(args.text)), partial(print, file=_beside(args))
+    texts, say = check_topics(_topics_asked(args.text)), partial(print, file=_stream_for_words(args))
     out = table_file(args.out or f"out/{model_name(args.model)}.specialise.parquet")
     if args.plot and Path(args.plot).suffix not in _PICTURES:
         refuse("--plot", f"a file that ends in {', '.join(_PICTURES)}", args.plot, fix=f"--plot {args.plot}.png")
@@ -222,6 +234,7 @@ def _add_audit(p:ArgumentParser):
     p.add_argument("--dry-run", action="store_true", help="say how many passes, how long and how much memory, and "
                    "do nothing")
 
+# %% ../../nbs/12_record/04d_models.ipynb #db445806
 def _long(seconds):
     for size, name in ((86_400, "days"), (3_600, "hours"), (60, "minutes")):
         if seconds > 1.5 * size: return f"{seconds / size:.1f} {name}"
@@ -241,7 +254,7 @@ def _run_audit(args:Namespace):
     ahead = audit_forecast(s, args.text, tokenize, **ask)
     more = f", and for regrets {args.regret} × 7 windows a layer" if args.regret else ""
     print(f"{ahead['passes']:.1f} passes over {ahead['windows']:,} windows{more}: about {_long(ahead['seconds'])}, and "
-          f"{ahead['bytes'] / 2**20:,.0f} MiB beside the model", file=_beside(args))
+          f"{ahead['bytes'] / 2**20:,.0f} MiB beside the model", file=_stream_for_words(args))
     if args.dry_run: return
     _audit_told(s, args, tokenize, out, ask, of)
 
@@ -249,7 +262,7 @@ def _run_audit(args:Namespace):
 def _audit_told(s, args, tokenize, out, ask, of):
     "The audit itself: a table, words, files."
     with say_how_far(ask, out) as ask: found = audit(s, args.text, tokenize, **ask)
-    table, say = audit_table(found), partial(print, file=_beside(args))
+    table, say = audit_table(found), partial(print, file=_stream_for_words(args))
     if args.json or args.csv: show_table(bounds_apart(table), args)
     else: print(shown_audit(table.head(40)) + f"\n… {len(table) - 40} more" * (len(table) > 40))
     say(table["verdict"].value_counts().to_string())
@@ -279,6 +292,7 @@ def _add_removal(p:ArgumentParser):
     p.add_argument("--draws", type=int, default=5, help="random sets of each kind (default: 5)")
     p.add_argument("--by", default="reap", help="the score of the list of whom to keep (default: reap)")
 
+# %% ../../nbs/12_record/04d_models.ipynb #f68f5280
 @command("removal", "what the lowest quarter of a mixture's experts costs, by each score, beside random quarters",
          "removal --model FOLDER --text FILE --bytes", add=_add_removal, threads=None,
          told="Scores are chosen on every second window, and losses, in nats a token, are of the others. No router may "
@@ -294,4 +308,4 @@ def _run_removal(args:Namespace):
     keep = out.with_name(f"{out.stem}.keep.json")
     write_found(found, out, args)
     write_whole(keep, json.dumps(keep_list(s, found, args.by), indent=1).encode())
-    print(f"whom to keep by {args.by} in {keep}", file=_beside(args))
+    print(f"whom to keep by {args.by} in {keep}", file=_stream_for_words(args))

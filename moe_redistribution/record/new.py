@@ -24,7 +24,7 @@ def _study_notebooks(name:str, clone:Clone) -> dict:
     "File name → text of the notebooks of a new study. FileNotFoundError (expected, got, fix) without a clone."
     found = sorted((clone / "nbs/10_studies/_new").glob("_*.ipynb"))
     if not found:
-        refuse("a new study", "a clone of the repository", "none about the package", 
+        refuse("a new study", "a clone of the repository", "none about the package",
                fix="clone it, then pip install -e .", error=FileNotFoundError)
     return {p.name[1:].replace("NAME", name): p.read_text(encoding="utf-8").replace("NAME", name) for p in found}
 
@@ -52,6 +52,7 @@ def _with_entries(sidebar:str, pages:list) -> str:
     lines = "".join(f"{found[1]}    - {p}\n" for p in pages)
     return sidebar[:found.end()] + lines + sidebar[found.end():]
 
+# %% ../../nbs/12_record/04e_new.ipynb #7435495b
 def _lay_down(name:str, root:str|Path=None) -> list:
     "Lays down a new study in a clone, or nothing of it; its two notebooks. Errors as `_new_name`, and OSError."
     listed = (clone := Clone(root)) / "_quarto.yml"
@@ -81,4 +82,5 @@ def _run_new(args:Namespace):
     room, page = map(Clone().name, _lay_down(args.name))
     print(f"{room}   arms, STUDY, CONTRASTS: edit these", f"{page}   its page", "Then:", "  nbdev_export",
           "  make registrations                  # before its runs; commit it",
-          f"  moe-redistribution study {args.name}", f"  moe-redistribution record {args.name}", f'  make outputs NB="{room} {page}"', sep="\n")
+          f"  moe-redistribution study {args.name}", f"  moe-redistribution record {args.name}",
+          f'  make outputs NB="{room} {page}"', sep="\n")

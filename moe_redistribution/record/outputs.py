@@ -24,8 +24,8 @@ from .versions import OF_PAGES, Versions
 _IMPORT = re.compile(r"^[ \t]*(?:from (\.*[\w.]*) import (\([^)]*\)|[^\n#]*)|import ([\w.]+))", re.M)
 
 def _imported_rooms(source:str, module:str="") -> set:
-    """Where the rooms that code imports may lie, a name of the public list in its room; `module`: whose code it is, where
-    they begin with a dot."""
+    """Where the rooms that code imports may lie, a name of the public list in its room; `module`: whose code it is,
+    where they begin with a dot."""
     found = set()
     for start, names, plain in _IMPORT.findall(source):
         base, dots = start or plain, len(start) - len(start.lstrip("."))
@@ -39,8 +39,10 @@ def _imported_rooms(source:str, module:str="") -> set:
             found |= {f"{path}.py", f"{path}/__init__.py"}
     return found
 
+# %% ../../nbs/12_record/03c_outputs.ipynb #4052a521
 def _rooms_behind(tree:dict, source:str, imports:Callable) -> set:
-    "Those that are there with all that these import in turn; `tree`: path → blob, `imports`: path, blob → `_imported_rooms`."
+    """Those that are there with all that these import in turn; `tree`: path → blob, `imports`: path, blob →
+    `_imported_rooms`."""
     found, todo = set(), _imported_rooms(source) & tree.keys()
     while todo:
         found.add(path := todo.pop())
@@ -57,6 +59,7 @@ def _spelled(node, docs:bool) -> str:
     return f"{type(node).__name__}({','.join([f'{k}={_spelled(v, docs)}' for k, v in own])})"
 _DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
+# %% ../../nbs/12_record/03c_outputs.ipynb #3264c7fa
 @lru_cache(maxsize=None)
 def _code_hash(source:str, docs:bool=False) -> str:
     """SHA-256 of code without comments, layout and, but for `docs`, docstrings; of what is no Python, as
@@ -65,12 +68,13 @@ def _code_hash(source:str, docs:bool=False) -> str:
     except (SyntaxError, ValueError): told = "\n".join(re.sub(r"(^|\s+)#.*|\s+$", "", x) for x in source.splitlines())
     return hashlib.sha256(told.encode()).hexdigest()
 
+# %% ../../nbs/12_record/03c_outputs.ipynb #790e4895
 _SHOWS_DOCS = re.compile(r"getdoc|__doc__|\bhelp\(|\babout\b")
 ANY_PAGE = ("tools/outputs.py", "tools/pictures.py", "tools/matplotlibrc", "constraints.txt")   # how pages are run
 
-def _moved(page, log, behind:set, read:Callable) -> bool:
-    """Has anything in a log changed that a page (a `_Page`) is made of, `behind` it or laid beside pages and named on it?
-    `read`: (path, blob) → bytes."""
+def _has_changed(page, log, behind:set, read:Callable) -> bool:
+    """Has anything in a log changed that a page (a `_Page`) is made of, `behind` it or laid beside pages and named on
+    it? `read`: (path, blob) → bytes."""
     rows = () if page.read else ("data/", "results/", "checkpoints/")
     def beside(path): return path.startswith("nbs/") and path.rpartition("/")[2] in page.source
     def other(path, blobs):
@@ -89,6 +93,7 @@ class _Page(namedtuple("_Page", "source shows read sealed")):
     @property
     def seal(self): return hashlib.sha256(json.dumps([self.code, self.shows], sort_keys=True).encode()).hexdigest()[:16]
 
+# %% ../../nbs/12_record/03c_outputs.ipynb #ebdee00f
 def _page_parts(notebook:bytes) -> _Page:
     "A notebook in parts; nothing of one that is none."
     try:
@@ -120,6 +125,7 @@ def _changes(versions:Versions) -> list:
             out[-1][1][path] = tuple(meta.split()[2:4])
     return out
 
+# %% ../../nbs/12_record/03c_outputs.ipynb #f3869252
 @contextmanager
 def blobs(clone:Clone) -> Iterator:
     "A function that gives the bytes of a blob, by its name or as COMMIT:PATH; none where there is no such."
@@ -132,7 +138,8 @@ def blobs(clone:Clone) -> Iterator:
         yield read
 
 # %% ../../nbs/12_record/03c_outputs.ipynb #0c300016
-MAKERS = ("tools/readme.py", "tools/toy.py")                     # each makes files, and says with --check which are others
+# each makes files, and says with --check which are others
+MAKERS = ("tools/readme.py", "tools/toy.py")
 NONE = "0" * 40
 
 def _first_that_said(log, read, name, said) -> int:
@@ -141,6 +148,7 @@ def _first_that_said(log, read, name, said) -> int:
     i = bisect_left(of, True, key=lambda x: said in read(name, x[1]))
     return of[i][0] if i < len(of) else len(log)
 
+# %% ../../nbs/12_record/03c_outputs.ipynb #9209987b
 def _what_for(name, log, own, behind, read) -> tuple:
     """(what should be, the commit) of the last change of what a page shows, None where it is as it should be; `own`:
     (place in the log, blob) of its versions."""
@@ -152,16 +160,18 @@ def _what_for(name, log, own, behind, read) -> tuple:
     if at < log.asked: return None
     if at >= log.sealed and not any(p.sealed == p.seal for _, p in same): return "the seal of a run: make outputs", sha
     if old.read != new.read or old.code != new.code: return None
-    # a page may have been run before the last change of code that came in one commit with it: of old ones that is not asked
-    if _moved(new, log[max(since, 0) + (at >= log.sealed):at + 1], behind(new, log[at][0]), read): return None
+    # a page may have been run before the last change of code that came in one commit with it:
+    # of old ones that is not asked
+    if _has_changed(new, log[max(since, 0) + (at >= log.sealed):at + 1], behind(new, log[at][0]), read): return None
     return "a change of what it is made of", sha
 
+# %% ../../nbs/12_record/03c_outputs.ipynb #9a9c307f
 class _Log(list): asked = sealed = 0
 
 @contextmanager
 def _logged(versions:Versions) -> Iterator:
-    """The log of all changes; of each file (place in it, blob) of its versions; (page, commit) → rooms behind it; (path, blob)
-    → bytes, those in the folder where the blob is `NONE`."""
+    """The log of all changes; of each file (place in it, blob) of its versions; (page, commit) → rooms behind it;
+    (path, blob) → bytes, those in the folder where the blob is `NONE`."""
     log, own = _Log(_changes(versions)), {}
     for i, (sha, paths) in enumerate(log):
         for path, (_, blob) in paths.items():
@@ -170,7 +180,8 @@ def _logged(versions:Versions) -> Iterator:
         def here(path): return (versions / path).read_bytes() if (versions / path).is_file() else b""
         def read(path, blob): return here(path) if blob == NONE else stored(blob)
         @lru_cache(maxsize=None)
-        def imports(path, blob): return _imported_rooms(read(path, blob).decode(errors="replace"), path[:-3].replace("/", "."))
+        def imports(path, blob):
+            return _imported_rooms(read(path, blob).decode(errors="replace"), path[:-3].replace("/", "."))
         @lru_cache(maxsize=None)
         def tree(sha):
             lines = versions.git("ls-tree", "-r", sha.replace("now", "HEAD"), "--", "moe_redistribution").splitlines()
@@ -180,15 +191,17 @@ def _logged(versions:Versions) -> Iterator:
         log.sealed = _first_that_said(log, read, "nbs/index.ipynb", f'"{RUN_SEAL}": "'.encode())
         yield log, own, behind, read
 
+# %% ../../nbs/12_record/03c_outputs.ipynb #3dabfb24
 def guarded_pages(root:str|Path=None) -> list:
     "Pages of which nothing that they are made of has changed since they did: what they show cannot change unseen."
     versions = Versions(root)
     with _logged(versions) as (log, own, behind, read):
         def free(path):
             since, page = own[versions.name(path)][-1][0], _page_parts(path.read_bytes())
-            return _moved(page, log[min(since + 1, len(log) - 1):], behind(page, "now"), read)
+            return _has_changed(page, log[min(since + 1, len(log) - 1):], behind(page, "now"), read)
         return [p for p in page_paths(versions) if versions.name(p) in own and not free(p)]
 
+# %% ../../nbs/12_record/03c_outputs.ipynb #eafbd5dd
 def _made_otherwise(clone:Clone) -> Iterator:
     "Of each of `MAKERS` that can run here None, or (what it says, what should be, which one)."
     for name in MAKERS:
@@ -199,9 +212,10 @@ def _made_otherwise(clone:Clone) -> Iterator:
         if not last.startswith("ModuleNotFoundError"):
             yield (last, "what it is made of", f"another, says {name}") if done.returncode else None
 
+# %% ../../nbs/12_record/03c_outputs.ipynb #3161024d
 def changed_outputs(root:str|Path) -> Iterator:
-    """Of every page, and of what `MAKERS` make, None, else (which, what should be, the commit in which it changed alone);
-    and each deviation that names a change where there was none. `NothingToLookAt` without history."""
+    """Of every page, and of what `MAKERS` make, None, else (which, what should be, the commit in which it changed
+    alone); and each deviation that names a change where there was none. `NothingToLookAt` without history."""
     versions = Versions(root)
     with _logged(versions) as (log, own, behind, read):
         for name in map(versions.name, page_paths(versions)):

@@ -29,9 +29,10 @@ def _outcome_of(expects:str, says:str, mean:float, lo:float, hi:float, p_same:fl
     if lo > 0 and expects[0] == "-" or hi < 0 and expects[0] == "+": return "above" if lo > 0 else "below"
     return "same" if p_same < .05 else f"not {OUTCOMES[expects[0]]}"
 
+# %% ../../nbs/12_record/06b_predictions.ipynb #fa70c741
 def _predictions(book:pd.DataFrame=None) -> pd.DataFrame:
-    """Readings of the ledger that were registered before anybody knew: key, asked, protocol, access, measure, forced (by
-    construction), expects, says, came (`_outcome_of`), decided, right, and the mean with its interval."""
+    """Readings of the ledger that were registered before anybody knew: key, asked, protocol, access, measure, forced
+    (by construction), expects, says, came (`_outcome_of`), decided, right, and the mean with its interval."""
     book, out = recorded_claims() if book is None else book, []
     said, known = statements().set_index(["key", "protocol"]), seeds_seen(book["key"])
     forced = {k for (k, p), s in said.iterrows() if p == "paper" and (s["stream"] == "none" or FORCED in s["note"])}
@@ -60,17 +61,19 @@ def _right_by_habit(done:pd.DataFrame) -> int:
     came = done[done["came"].isin([*OUTCOMES.values()])]
     return int(came.groupby(["measure", "came"]).size().groupby("measure").max().sum())
 
+# %% ../../nbs/12_record/06b_predictions.ipynb #2c483b0a
 def _scoreboard(found:pd.DataFrame=None) -> pd.DataFrame:
     """A line for whose predictions they are and what was known, and for all (`access`): readings predicted, decided,
-    right, `_right_by_chance`, `_right_by_habit` and claims decided, without those that are forced. Who has nothing decided
-    has no line."""
+    right, `_right_by_chance`, `_right_by_habit` and claims decided, without those that are forced. Who has nothing
+    decided has no line."""
     found, out = _predictions() if found is None else found, []
     free = found[~found["forced"]]
     for (asked, access), own in pd.concat([free, free.assign(access="all")]).groupby(["asked", "access"]):
         if (done := own[own["decided"]]).empty: continue
         out.append((asked, access, len(own), len(done), int(done["right"].sum()), *_right_by_chance(done),
                     _right_by_habit(done), done["key"].nunique()))
-    return pd.DataFrame(out, columns="asked access predicted decided right chance chance_lo chance_hi habit claims".split())
+    return pd.DataFrame(
+        out, columns="asked access predicted decided right chance chance_lo chance_hi habit claims".split())
 
 # %% ../../nbs/12_record/06b_predictions.ipynb #717fa629
 LEVELS = (.5, .8, .95)

@@ -69,6 +69,7 @@ def _not_in(there:pd.DataFrame, runs:Sequence, rules:Sequence[str]=None) -> list
                and known[r.stream, r.seed] < last_step(r, rules(r.stream) if callable(rules) else rules))
     return [r for r in runs if (r.stream, r.seed) not in known.index or further(r)]
 
+# %% ../../nbs/12_record/03_recording.ipynb #6bebd00e
 def _frames(study, name) -> dict:
     """Kind of table → the streams it is for, the rules that count as going further, and the function from runs to a
     frame."""
@@ -78,6 +79,7 @@ def _frames(study, name) -> dict:
     measured = {i: (x.streams, rules(x), of(x)) for i, x in recorded_with(study, name).items()}
     return measured | {"history": (STREAMS, None, history_frame), "runs": (STREAMS, None, run_frame)}
 
+# %% ../../nbs/12_record/03_recording.ipynb #2a7c6f47
 def _record_runs(store:Store, clone:Clone, study:Study, name:str, say:Callable=print, but:Iterable=()) -> list:
     """Adds the new runs of a condition, of a study of trainings, to the tables of a clone, each as soon as it
     is measured; says and returns what it wrote. `but`: files that are left out. Of a lent store, seeds of which nothing
@@ -96,6 +98,7 @@ def _record_runs(store:Store, clone:Clone, study:Study, name:str, say:Callable=p
     if written: say(f"{name}: {', '.join(p.parent.name for p in written)}")
     return written
 
+# %% ../../nbs/12_record/03_recording.ipynb #b9ff7810
 def _add_rows(new:pd.DataFrame, kind:str, task:str, clone:Clone) -> Path:
     "Lays rows over those of a table, and returns its path. Others that write the same table wait."
     path = clone.table(kind, task)
@@ -124,6 +127,7 @@ def _record_rows(store:Store, clone:Clone, study:Study, say:Callable=print, but:
             say(f"{task}: {len(new):,} rows")
     return written
 
+# %% ../../nbs/12_record/03_recording.ipynb #f3534fc1
 def _recorded_arms(study:Study) -> list:
     "The conditions that a study of trainings records."
     return list(dict.fromkeys(arm for p in kept_presets(study).values() for arm in p.arms))
@@ -142,6 +146,7 @@ def _with_rows(jobs, clone) -> set:
         for name, seed in pairs_recorded(study, preset, clone): have |= {(name, seed), (name.rpartition("/")[0], seed)}
     return have
 
+# %% ../../nbs/12_record/03_recording.ipynb #9f1cd6c7
 def unrecorded_jobs(jobs:Sequence, root:str|Path=None, runs:pd.DataFrame=None) -> list:
     """What `results/` has not got of some jobs: trainings without the seeds whose recorded runs went as far, and jobs
     of studies that lack rows of a seed. `runs`: those that count as recorded (default: all that are)."""
@@ -167,6 +172,7 @@ def _recorded_seeds(clone:Clone) -> set:
     each = ((k, clone.frame(p, columns=KEYS).drop_duplicates()) for k, p in at)
     return {(k, *line) for k, frame in each for line in frame.astype(object).itertuples(index=False, name=None)}
 
+# %% ../../nbs/12_record/03_recording.ipynb #e4901dfe
 def _note_others(clone:Clone, whose:str, before:set, looked:Sequence=(), lot:str="") -> Path:
     """Adds to results/others.csv whose every seed is that was not recorded `before`, what its seal told, the `lot`
     that it was in, and how it came out where it was drawn."""
@@ -191,21 +197,23 @@ def _look_at_store(store:Store, clone:Clone, pool:str|Executor="here", same:Sequ
         if study not in own: found += look_at_study(store, clone, study, same)
     return found + strangers(store, arms)
 
+# %% ../../nbs/12_record/03_recording.ipynb #cb51c8e0
 def _check_before(clone:Clone, *more:Callable):
     "All that can be wrong with what is committed, and `more` checks, before any work: `Faults`, a line each."
     files = [p for part in ("results", "checkpoints") for p in sorted((clone / part).rglob("*")) if p.is_file()]
     check_all(claims, statements, partial(registrations, clone / FILE), partial(others, clone), *more,
               *(partial(as_committed, p) for p in files if p.name[0] != "."))
 
+# %% ../../nbs/12_record/03_recording.ipynb #78e7ae26
 def _record(store:Store=None, root:str|Path=None, say:Callable=print, executor:str|Executor="here",
            replace:Sequence[str]=(), reason:str="weights lost", whose:str="", looked:Sequence[Looked]=None,
            again_budget:float=None) -> list:
     """Adds what the store has to the recorded runs, rows, comparisons and checkpoints; returns the paths written.
 
     `executor` as in `train`. `replace`: conditions in which another run of a recorded seed takes its place, for a
-    `reason` that is kept; `Faults`, before any work, for one with nothing recorded or nothing in the store.
-    `whose` store it is, if it is lent: nothing that is recorded changes, results/others.csv names new seeds, and a part
-    is `done_again` first, for up to `again_budget` seconds; ValueError, and nothing written, where it does not come out.
+    `reason` that is kept; `Faults`, before any work, for one with nothing recorded or nothing in the store. `whose`
+    store it is, if it is lent: nothing that is recorded changes, results/others.csv names new seeds, and a part is
+    `done_again` first, for up to `again_budget` seconds; ValueError, and nothing written, where it does not come out.
     `looked`: what `_look_at_store` says (default: it is asked); files that it refuses are named and left out."""
     store, clone, _ = store or Store(), Clone(root), paper_items()        # without a clone it is refused here
     _check_before(clone, partial(processes, executor),
@@ -247,6 +255,7 @@ def _record_checkpoints(store:Store, clone:Clone, but:Iterable=()) -> list:
     if rows: write_frame(pd.concat(rows, ignore_index=True), counts_at)
     return written + [counts_at] * bool(rows)
 
+# %% ../../nbs/12_record/03_recording.ipynb #5a7f5dfd
 def _ledger_page(clone) -> list:
     "Writes the recorded ledger as a page, and all sums; its path, where there is a ledger."
     page, book = clone / "results/ledger.md", clone / "results/ledger.csv"
@@ -278,13 +287,13 @@ def _add_record(p:ArgumentParser):
     p.add_argument("--reason", default="weights lost", help="why, for results/replaced.csv (default: weights lost)")
 
 # %% ../../nbs/12_record/03_recording.ipynb #c0de3002
-def _registered(study, data, register):
+def _check_registered(study, data, register):
     "Lines of a study stand in its tables, and as they are registered."
     own = own_lines(study.name)
     def written():
         for path in planned_files(data):
             if path.parent.name == study.name:
-                refuse(f"contrasts of {study.name}", f"their lines in data/{study.name}/{path.name}", 
+                refuse(f"contrasts of {study.name}", f"their lines in data/{study.name}/{path.name}",
                        "some that are not there", fix="make registrations, before its runs are opened")
     def line(x):
         refuse(f"{x.key} ({x.table}, {x.protocol})", "its registration as it stands",
@@ -293,8 +302,10 @@ def _registered(study, data, register):
     mine = left[left["key"].map(lambda k: k in own or k.startswith(f"{study.name}.")).astype(bool)]
     return [written, *(partial(line, x) for x in mine.itertuples())]
 
+# %% ../../nbs/12_record/03_recording.ipynb #ceba0d56
 def _rows_hold(job, rows, known=()) -> list:
-    "A check for each rule that the rows of a job have to keep; `known`: what rows of its study that are recorded are called."
+    """A check for each rule that the rows of a job have to keep; `known`: what rows of its study that are recorded
+    are called."""
     of = f"rows of {job.condition}"
     def columns():
         if lost := [c for c in ROW_COLUMNS if c not in rows]:
@@ -310,7 +321,7 @@ def _rows_hold(job, rows, known=()) -> list:
             refuse(of, f"a condition that begins with an arm, {', '.join(arms)}", ", ".join(odd), job.arm,
                    "call them by the arm")
     def seeds():
-        if odd := sorted({*rows["seed"]} - {*job.seeds}): 
+        if odd := sorted({*rows["seed"]} - {*job.seeds}):
             refuse(of, f"seeds {list(job.seeds)}", odd, fix="give each its own rows")
     return [columns] if set(ROW_COLUMNS) - {*rows} else [numbers, once, arm, seeds]
 
@@ -327,6 +338,7 @@ def _contrasts_read(study, clone, new) -> list:
                    fix="metric and at of its Contrast as rows have them")
     return [partial(reads, c) for c in mine]
 
+# %% ../../nbs/12_record/03_recording.ipynb #51ba63a2
 def _stored(study, store, clone, same, pool) -> list:
     "A check for each rule of what a store has of a study."
     if isinstance(study, TrainingStudy):
@@ -346,6 +358,7 @@ def _stored(study, store, clone, same, pool) -> list:
     new = pd.concat(new or [pd.DataFrame(columns=ROW_COLUMNS)])
     return [partial(_sound, x) for x in looked] + _contrasts_read(study, clone, new)
 
+# %% ../../nbs/12_record/03_recording.ipynb #6c9586c3
 def _sound(x):
     if x.why: refuse(x.path, "rows or runs that can be recorded", x.why, fix="what it says, or delete the file")
 
@@ -353,6 +366,7 @@ def _passes(check) -> bool:
     try: return check() is None
     except ValueError: return False
 
+# %% ../../nbs/12_record/03_recording.ipynb #cbbd9084
 def _record_one(study:Study, store:Store=None, root:str|Path=None, say:Callable=print, executor:str|Executor="here",
                same:Sequence[str]=()) -> list:
     """Adds what the store has of one study to what is recorded, and the answers that it changes; paths written.
@@ -361,7 +375,7 @@ def _record_one(study:Study, store:Store=None, root:str|Path=None, say:Callable=
     store, clone, trained = store or Store(), Clone(root), isinstance(study, TrainingStudy)
     with open_executor(executor if trained else "here") as pool:
         _check_before(clone)                                         # without tables nothing else can be asked
-        check_all(*_registered(study, clone / "data", clone / FILE), *_stored(study, store, clone, same, pool))
+        check_all(*_check_registered(study, clone / "data", clone / FILE), *_stored(study, store, clone, same, pool))
         written = _record_study(store, clone, study, say, pool)
     for name, text in some_answers(study.name, written, clone).items():
         path = clone / f"results/{name}.csv"
@@ -393,6 +407,7 @@ def _check_from(args):
             refuse("--again-budget", "--from as well", "none", fix="leave --again-budget out")
     return both, store, name, alone
 
+# %% ../../nbs/12_record/03_recording.ipynb #b917ace9
 def _tell(written):
     print("\n".join(map(str, written)) or "Nothing new.", f"Witness of this state: {witness()}", sep="\n")
 
@@ -402,6 +417,7 @@ def _record_named(args):
     known = known_studies()
     return _record_one(known[choose("study", args.study, list(known))], executor=args.executor, same=args.same)
 
+# %% ../../nbs/12_record/03_recording.ipynb #cb2fc790
 @command("record", "add what the store has to results/ and checkpoints/", "record granularity",
          add=_add_record, told="Passes over a run that is not the recorded one of its seed. Files that are refused are "
          "named, and the others recorded; of a named study nothing is, before all its rules hold.")

@@ -33,6 +33,7 @@ def run_frame(runs:Sequence) -> pd.DataFrame:
         return about | chosen | m["machine"]
     return pd.DataFrame(map(row, runs)).astype({"failed": "Int64"})
 
+# %% ../../nbs/12_record/01_runs.ipynb #3ab49f77
 def history_frame(runs:Sequence, most:int=60) -> pd.DataFrame:
     """The evaluations of every run, in long form; thinned between the first 20 and the last 5 to about `most` in all.
 
@@ -55,6 +56,7 @@ def last_step(run:Run, rules:Sequence[str]=None) -> int:
     at = lambda rule: run.step if rule == "final" else run.manifest["rules"][rule]["step"]
     return max([at(rule) for rule in rules if has_weights(run, rule)], default=-1)
 
+# %% ../../nbs/12_record/01_runs.ipynb #d1f44745
 def stored_runs(store:Store, name:str, but:Iterable=()) -> list:
     "All runs of a condition that the store has, ordered by stream and seed, but those of some files."
     at = [at for at in store.there(name) if store.adopt(name, *at[::-1]) not in but]
@@ -70,6 +72,7 @@ def _other_runs(runs:Sequence, name:str, clone:Clone) -> list:
     recorded = lambda r: (r.stream, r.seed) in known.groups
     return [r for r in runs if recorded(r) and not same(r, known.get_group((r.stream, r.seed)))]
 
+# %% ../../nbs/12_record/01_runs.ipynb #7110370e
 def recordable_runs(runs:Sequence, name:str, clone:Clone, say:Callable=print) -> list:
     "`runs` but those that are not the one recorded under their stream and seed. Says which."
     other = _other_runs(runs, name, clone)
@@ -87,6 +90,7 @@ def _recorded_runs_of(name:str, clone:Clone) -> pd.DataFrame:
     runs = clone.rows("runs", name)
     return runs.reindex(columns=[*runs, *{"failed", "settled"} - {*runs}]).astype({"failed": "Int64"})
 
+# %% ../../nbs/12_record/01_runs.ipynb #f1f6fca0
 def _shortfall(run:Run, clone:Clone) -> list:
     "What a run lacks of the recorded one of its stream and seed, in words; nothing if it went as far."
     name, own = run.condition.name, lambda f: f[(f["stream"] == run.stream) & (f["seed"] == run.seed)]
@@ -130,6 +134,7 @@ def _take_out(name:str, stream:str, seed:int, clone:Clone):
         gone = (frame["condition"] == name) & (frame["stream"] == stream) & (frame["seed"] == seed)
         if gone.any(): write_table(frame[~gone], kind, task, clone)
 
+# %% ../../nbs/12_record/01_runs.ipynb #c511d034
 def replaceable_names(names:Sequence[str], store:Store, clone:Clone, but:Iterable=()) -> list:
     """Names of conditions, each once. ValueError for one of which nothing is recorded, or of which the store has no
     run of the authors' stream."""
@@ -145,7 +150,7 @@ def replaceable_names(names:Sequence[str], store:Store, clone:Clone, but:Iterabl
 # %% ../../nbs/12_record/01_runs.ipynb #3b4cad37
 REPLACED = "condition stream seed old_first new_first old_step new_step date reason".split()
 
-def _line(run, clone, reason):
+def _replaced_line(run, clone, reason):
     """What `results/replaced.csv` says of a run and of the one it replaces; no first step where the rule was not
     reached."""
     name, first, new = run.condition.name, TASK_RULES[run.condition.task][0], run_frame([run])
@@ -155,6 +160,7 @@ def _line(run, clone, reason):
     steps = [int(f["step"].iloc[0]) if len(f) else None for f in both]
     return name, run.stream, run.seed, *at, *steps, str(run.manifest.get("date", date.today()))[:10], reason
 
+# %% ../../nbs/12_record/01_runs.ipynb #10502527
 def replace_runs(store:Store, clone:Clone, name:str, say:Callable=print, reason:str="weights lost",
                  but:Iterable=()) -> list:
     """Takes out the recorded runs of the authors' stream of which the store has another that went at least as far, and
@@ -166,7 +172,7 @@ def replace_runs(store:Store, clone:Clone, name:str, say:Callable=print, reason:
         if lacks := _shortfall(r, clone):
             say(f"{name}: authors {r.seed} not replaced: expected a run that went as far as the recorded one, got one "
                 f"without {', '.join(lacks)}; fix: moe-redistribution train {name} --seeds {r.seed} --until full")
-        else: lines.append(_line(r, clone, reason))
+        else: lines.append(_replaced_line(r, clone, reason))
     if not lines: return []
     new = pd.DataFrame(lines, columns=REPLACED).astype({c: "Int64" for c in REPLACED[3:7]})
     write_frame(pd.concat([clone.frame(log, REPLACED).astype(new.dtypes), new], ignore_index=True), log)

@@ -28,6 +28,7 @@ def own_lines(study:str) -> set:
     paths = [p for t in ("claims", "statements") if (p := DATA / study / f"{t}.csv").exists()]
     return {k for p in paths for k in pd.read_csv(as_committed(p), dtype=str).iloc[:, 0]}
 
+# %% ../../nbs/12_record/02c_some_answers.ipynb #befb8f87
 def _touched(study:str, written:Iterable[Path]) -> tuple:
     "(items of claims, keys of statements) that a study's own lines have, or that read one of the `written` tables."
     own, at = own_lines(study), {(p.parent.name, p.stem) for p in written}
@@ -40,13 +41,13 @@ def _touched(study:str, written:Iterable[Path]) -> tuple:
     return items, list(dict.fromkeys(s.key for s in said if reads(s) or ids & {*s.quotes.split()}))
 
 # %% ../../nbs/12_record/02c_some_answers.ipynb #c0de200b
-def _cells(text): return list(csv.reader(io.StringIO(text, newline="")))
+def _csv_cells(text): return list(csv.reader(io.StringIO(text, newline="")))
 
 def _laid_over(path:Path, new:pd.DataFrame, key:str, order:Sequence) -> str:
     "The text of a recorded table with lines of `new` in the place of those with their `key`, by `order` of keys."
-    head, *added = _cells(csv_lines(new))
+    head, *added = _csv_cells(csv_lines(new))
     at = head.index(key)
-    there = {x[at]: x for x in _cells(as_committed(path).read_text(encoding="utf-8"))[1:]} if path.exists() else {}
+    there = {x[at]: x for x in _csv_cells(as_committed(path).read_text(encoding="utf-8"))[1:]} if path.exists() else {}
     there |= {x[at]: x for x in added}
     csv.writer(out := io.StringIO(), lineterminator="\n").writerows([head, *(there[k] for k in order if k in there)])
     return out.getvalue()
@@ -75,7 +76,7 @@ def _contrasts(families, clone) -> str:
     return out.getvalue()
 
 # %% ../../nbs/12_record/02c_some_answers.ipynb #c0de2012
-def _manifest(written, clone) -> pd.DataFrame:
+def _manifest_anew(written, clone) -> pd.DataFrame:
     "The manifest with the lines of `written` tables worked out anew."
     old, at = clone.frame("results/manifest.csv", MANIFEST), {(p.parent.name, p.stem) for p in written}
     gone = [(k, n.partition("/")[0]) in at for k, n in zip(old["kind"], old["condition"])]
@@ -83,12 +84,13 @@ def _manifest(written, clone) -> pd.DataFrame:
     both = [f for f in (old[~np.array(gone, dtype=bool)], new) if len(f)]
     return pd.concat(both).sort_values(MANIFEST[:3], ignore_index=True)
 
+# %% ../../nbs/12_record/02c_some_answers.ipynb #73e9b7b3
 def some_answers(study:str, written:Sequence[Path], root:str|Path=None) -> dict:
     """Name under results/ → the text of each table of answers that a study changes: its manifest, ledger, contrasts and
     items of its paper. `written`: tables of rows that are new."""
     clone, (items, keys) = Clone(root), _touched(study, written)
     families = [i for i in items if i.startswith("contrast")]
-    out = {"manifest": csv_lines(_manifest(written, clone))} if written else {}
+    out = {"manifest": csv_lines(_manifest_anew(written, clone))} if written else {}
     printed = answer_tables(clone, [f"paper/{i}" for i in items if i not in families])
     out |= {name: csv_lines(table) for name, table in printed}
     order = list(dict.fromkeys(statements()["key"]))

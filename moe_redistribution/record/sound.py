@@ -49,10 +49,12 @@ RANGES = {      # what the whole name of a metric says of its values: lowest, hi
     r"aps|influence|null|arrives": _FROM_0}
 _ROUNDED = 1e-4                 # a sum of shares in single precision
 
+# %% ../../nbs/12_record/01b_sound.ipynb #860854af
 def _metric_range(metric:str) -> tuple:
     "(lowest, highest, whole numbers alone?) of what a metric of this name can be."
     return next((at for name, at in RANGES.items() if re.fullmatch(name, metric)), (-math.inf, math.inf, False))
 
+# %% ../../nbs/12_record/01b_sound.ipynb #9e2999d7
 def _range_faults(table:pd.DataFrame) -> list:
     "Which values of a table in long form cannot be, in words: of each metric the first, and how many."
     out = []
@@ -80,6 +82,7 @@ def _measured_again(run:Run) -> pd.DataFrame:
             out.append(dict(rule=rule, step=step, metric=metric, told=then, now=now.item()))
     return pd.DataFrame(out, columns=["rule", "step", "metric", "told", "now"])
 
+# %% ../../nbs/12_record/01b_sound.ipynb #5c5cf113
 def _run_faults(run:Run) -> list:
     "Why a stored run is not what it says of itself, in words; nothing where it is."
     at = [f"weights by {r} are not finite" for r, w in run.weights.items()
@@ -106,6 +109,7 @@ def _like_its_beginning(now:torch.Tensor, began:torch.Tensor) -> float:
     drawn = (began != 0) & (began != 1)                                             # what is no constant of every seed
     return torch.cosine_similarity(now[drawn], began[drawn], dim=0).item() * drawn.sum().item() ** .5
 
+# %% ../../nbs/12_record/01b_sound.ipynb #d4fbf72e
 def _not_of_seed(runs:Sequence[Run]) -> dict:
     "Seed → why its run is another's, in words, of runs of one condition and stream whose seeds are not what they say."
     c, stream, out = runs[0].condition, runs[0].stream, {}
@@ -148,7 +152,8 @@ class Looked:
     job: Job = None             # what gives it once more
     again: str = ""             # how it came out, where it was drawn to be done once more
 
-def _here(then:dict) -> bool:
+# %% ../../nbs/12_record/01b_sound.ipynb #33599178
+def _on_this_machine(then:dict) -> bool:
     "Is a machine, as what it ran keeps it, this one? Its words for itself are all that is known of it."
     return all((then or {}).get(k) == v for k, v in machine().items() if k != "python")
 
@@ -159,7 +164,7 @@ def _once_more(run:Run, runs:Sequence[Run]) -> Training:
     scores = {"step", "loss", "digits", "exact", "exact256", "train", "test"}
     measures = tuple(f for s in training_studies() for f in s.measures if {*run.history} - scores)
     def as_far(seeds, until): return Training(c.name, seeds, run.stream, until, len(seeds), run.step, measures)
-    if not _here(m.get("machine")): return as_far((run.seed,), "full")
+    if not _on_this_machine(m.get("machine")): return as_far((run.seed,), "full")
     group = tuple(m["group"]) if run.seed in m.get("group", ()) else (run.seed,)
     mates = [r for r in runs if r.stream == run.stream and r.seed in group]
     last = lambda r: max(x["step"] for x in r.manifest["rules"].values())            # when all its rules were settled
@@ -169,6 +174,7 @@ def _once_more(run:Run, runs:Sequence[Run]) -> Training:
              "first" if not m["settled"] and first["reached"] and first["step"] == run.step < c.steps else "selected")
     return as_far(group, until)
 
+# %% ../../nbs/12_record/01b_sound.ipynb #c3588dd9
 def look_at_runs(store:Store, clone:Clone, name:str, same:Sequence[str]=(), again:bool=False) -> list:
     "The stored runs of a condition that are not recorded, or not as far; all of them `again`."
     known, out, fine = clone.rows("runs", name), [], []
@@ -198,7 +204,8 @@ def kept_presets(study:Study) -> dict:
     "The presets of a study that go into `results/`."
     return {n: p for n, p in study.presets.items() if p.recorded and not p.note}
 
-def _asked(study, path):
+# %% ../../nbs/12_record/01b_sound.ipynb #87a9b0c6
+def _job_that_asked(study, path):
     "(preset, job) of a file that no preset asks for as it is: a preset's arm in other seeds; (None, None) for none."
     try: info = unseal(path)[1]
     except (Damaged, OSError): return [(None, None)]
@@ -212,8 +219,9 @@ def stored_jobs(study:Study, store:Store) -> list:
     for n, p in study.presets.items():
         for j in () if p.note else study_jobs(study, n): own.setdefault(j.key, []).append((n, j))
     return [(path, *at) for path in sorted((store.root / "studies" / study.name).glob("*.safetensors"))
-            for at in own.get(path.stem) or _asked(study, path)]
+            for at in own.get(path.stem) or _job_that_asked(study, path)]
 
+# %% ../../nbs/12_record/01b_sound.ipynb #27992689
 def row_faults(rows:pd.DataFrame) -> list:
     "Why rows are not recorded, in words: more than half of them are no numbers, or one is infinite or cannot be."
     values = rows["value"].astype(float)
@@ -223,12 +231,14 @@ def row_faults(rows:pd.DataFrame) -> list:
     many = [rows.assign(metric="n_examples", value=rows["n_examples"])] if "n_examples" in rows else []
     return sum(map(_range_faults, [rows, *many]), [])
 
+# %% ../../nbs/12_record/01b_sound.ipynb #bbc8b1b6
 def pairs_recorded(study:str, preset:str, clone:Clone) -> set:
     "(condition, seed) of all recorded rows of a preset."
     both = ["condition", "seed"]
     found = clone.frame(clone.table(study, f"{study}.{preset}"), both, columns=both)
     return {*found.drop_duplicates().itertuples(index=False, name=None)}
 
+# %% ../../nbs/12_record/01b_sound.ipynb #dcb99921
 def _why_not(path, study, preset, job, info, lent, same) -> str:
     "Why stored rows of a study are refused, in words; empty where they are not."
     if preset is None:
@@ -240,6 +250,7 @@ def _why_not(path, study, preset, job, info, lent, same) -> str:
     why = _code_faults(then, job.code if "code" in info else now, lent, same)
     return "; ".join(why or row_faults(pd.DataFrame(info["rows"])))
 
+# %% ../../nbs/12_record/01b_sound.ipynb #cc4bc1c8
 def look_at_study(store:Store, clone:Clone, study:Study, same:Sequence[str]=()) -> list:
     "The stored rows of a study of which some seed is not recorded."
     out, have, kept = [], {n: pairs_recorded(study.name, n, clone) for n in kept_presets(study)}, kept_presets(study)
@@ -275,6 +286,7 @@ def _numbers_in(info:dict) -> pd.Series:
     own = table.set_index([c for c in WHERE if c in table])["value"].astype(float).dropna()
     return own[~own.index.duplicated()]
 
+# %% ../../nbs/12_record/01b_sound.ipynb #a06b8a55
 def _unlike(sent:tuple, again:tuple) -> str:
     "What of a file, as (tensors, info), is not so in that of the same job done here, in words; empty if it came out."
     (w, info), (v, now) = sent, again
@@ -282,7 +294,7 @@ def _unlike(sent:tuple, again:tuple) -> str:
     if "rows" not in info: found = found[found.index.isin(told.index)]           # measures that it was not asked for
     odd = told.index.symmetric_difference(found.index)
     if len(odd): return f"{len(odd)} numbers are in one alone, first of {odd[0]}"
-    found, exact = found[told.index], _here(info.get("machine"))
+    found, exact = found[told.index], _on_this_machine(info.get("machine"))
     off = told != found if exact else (told - found).abs() > _APART * np.maximum(1, found.abs())
     if off.sum() > (0 if exact else _FURTHER * len(off)):
         first = off.idxmax()
@@ -293,6 +305,7 @@ def _unlike(sent:tuple, again:tuple) -> str:
     odd = [k for k in ("step", "failed", "rules") if info.get(k) != now.get(k)]
     return f"{odd[0]} is {info[odd[0]]}, again {now[odd[0]]}" if odd else ""
 
+# %% ../../nbs/12_record/01b_sound.ipynb #05866e90
 def _come_out(x:Looked) -> tuple:
     "(how what was looked at came out when it was done again in an empty store, why it did not)."
     with tempfile.TemporaryDirectory() as place:
@@ -302,8 +315,9 @@ def _come_out(x:Looked) -> tuple:
         run = isinstance(x.job, Training)
         at = there.path(x.condition, x.seeds[0], x.job.stream) if run else x.job.path(there)
         sent, again = unseal(x.path), unseal(at)
-    return "same bits" if _here(sent[1].get("machine")) else "alike on another machine", _unlike(sent, again)
+    return "same bits" if _on_this_machine(sent[1].get("machine")) else "alike on another machine", _unlike(sent, again)
 
+# %% ../../nbs/12_record/01b_sound.ipynb #4fe94fa4
 def done_again(looked:Sequence[Looked], pool:str|Executor="here", budget:float=None) -> tuple:
     """(`looked` with how those came out that were drawn, the lot in words). A tenth of what nothing speaks against is
     drawn, at least two, and done again. ValueError where one does not come out, or all would take more than `budget`

@@ -14,8 +14,8 @@ import csv, io, subprocess
 import pandas as pd
 from ..evidence.claims import Claim, seed_list
 from ..evidence.registrations import (BEFORE_ROWS, COLUMNS, FILE, KEY, LATER, REGISTERED_TABLES,
-                                                       SEALED, SENTENCES, SPOT, TABLE_OF, cells_read, defined_in, in_order,
-                                                       row_files, seeds_measured, trained_as)
+                                                       SEALED, SENTENCES, SPOT, TABLE_OF, cells_read, defined_in,
+                                                       in_order, row_files, seeds_measured, trained_as)
 from ..evidence.selection import run_rows
 from ..evidence.table_files import ROOT, Clone, lines_of_csv
 from ..models.events import in_old_names
@@ -24,6 +24,7 @@ from ..basics.files import of_clone
 # %% ../../nbs/12_record/03b_versions.ipynb #4e000007
 class NothingToLookAt(Exception): "A check that could compare nothing with nothing."
 
+# %% ../../nbs/12_record/03b_versions.ipynb #05290d44
 class Versions(Clone):
     """A clone's commits, first parents only, and what lay in them. `NothingToLookAt` without git, in a shallow clone,
     and where the register has fewer than two versions."""
@@ -111,12 +112,14 @@ def _rows_then(versions, sha, instrument, name) -> set:
         if len(own): found |= {*own[[*SPOT, "seed"]].drop_duplicates().itertuples(index=False, name=None)}
     return found
 
+# %% ../../nbs/12_record/03b_versions.ipynb #00b4fa81
 def _held(versions, sha) -> set:
     "(instrument, condition, stream) of which a commit has any row by its manifest, None where it has no manifest."
     if (blob := versions.tree(sha).get("results/manifest.csv")) is None: return None
     lines = pd.read_csv(io.BytesIO(versions.read(blob)), usecols=["kind", "condition", "stream"])
     return {*lines.itertuples(index=False, name=None)}
 
+# %% ../../nbs/12_record/03b_versions.ipynb #3f118959
 def _early_rows(versions:Versions, sha:str, cells:list) -> list:
     "Those of `cells` (as `cells_read` gives them) of which a commit had a row of any seed."
     out = []
@@ -161,6 +164,7 @@ class _Then:
         later = self.versions.all[self.versions.all.index(r.shown):]
         return next((sha for sha in later if self.hash(sha, r.table, r.key, r.protocol) == r.hash), r.shown)
 
+# %% ../../nbs/12_record/03b_versions.ipynb #40d657d5
 def _lines_of(data, table):
     "The claims of a table, but for lines that somebody damaged."
     lines = [x for path in sorted(data.glob(f"*/{table}.csv")) for _, x in lines_of_csv(path.read_bytes())]
@@ -180,18 +184,20 @@ def _asked_early(versions):
     own, then = {(t, c.key, c.protocol): c for t, claims in tables.items() for c in claims}, _Then(versions)
     for r in lines.itertuples():
         claim = own.get(("statements" if r.table == SENTENCES and r.amended else r.table, r.key, r.protocol))
-        if claim or r.table == SEALED:                                             # others were taken out, or first sentences
+        if claim or r.table == SEALED:                            # others were taken out, or first sentences
             yield r, partial(cells_read, claim, quoted), then
 
+# %% ../../nbs/12_record/03b_versions.ipynb #4700603a
 def _claimed_before(versions:Versions) -> Iterator:
     """Of every definition and setting whose last registration says that no row of it was there: None where git says so,
     else (line, what should be, what git has)."""
     for r, cells, then in _asked_early(versions):
-        try: found = _one_line(versions, r, cells, then)
+        try: found = _line_and_commit(versions, r, cells, then)
         except Exception as e: found = f"{r.table} {r.key} ({r.protocol})", "a line that can be looked up", repr(e)
         yield None if found and versions.is_known(f"{found[0]} at {r.shown[:8]}") else found
 
-def _one_line(versions, r, cells, then):
+# %% ../../nbs/12_record/03b_versions.ipynb #f39b8b55
+def _line_and_commit(versions, r, cells, then):
     who, named = f"{r.table} {r.key} ({r.protocol})", r.commit.rstrip("+" + LATER)
     if r.shown == "now": return who, "a line that is committed", "one that is not, so that git knows no date"
     if not versions.date(named): return who, f"a commit {named}", "none of that name"
@@ -211,6 +217,7 @@ def _one_line(versions, r, cells, then):
         return who, f"no row of it in {sha[:8]} by any measure, or the word {UNSEEN[-1]}", ", ".join(others)
     return None
 
+# %% ../../nbs/12_record/03b_versions.ipynb #10e50e4e
 def _seen_otherwise(versions:Versions) -> Iterator:
     "Committed lines of the register that say that nothing was there where git had other measures of what they read."
     for r, cells, then in _asked_early(versions):
@@ -230,11 +237,15 @@ def _never_registered(versions:Versions) -> Iterator:
             have.add(line)
             yield *line, path, sha
 
-# file → the columns that say which line it is: of a verdict of before, how it differs from the one of today may be said anew
-_GROWING = {"results/changed.csv": ("key", "since", "commit", "verdict"), "trainer/recorded.csv": ("arm", "rate", "seed", "step", "left")}
+# %% ../../nbs/12_record/03b_versions.ipynb #1ba07dd6
+# file → the columns that say which line it is: of a verdict of before,
+# how it differs from the one of today may be said anew
+_GROWING = {"results/changed.csv": ("key", "since", "commit", "verdict"),
+            "trainer/recorded.csv": ("arm", "rate", "seed", "step", "left")}
 
 def _lost_lines(versions:Versions, file:str, columns:tuple) -> Iterator:
-    "Of every version of a table that grows: None where all lines of the one before are there, else (which, that line, none)."
+    """Of every version of a table that grows: None where all lines of the one before are there, else (which, that
+    line, none)."""
     before = {}
     shas = (versions.git("log", "--reverse", "--first-parent", "--format=%H", "--", file) or "").split()
     for sha in (*shas, "now") if shas else ():
@@ -243,13 +254,15 @@ def _lost_lines(versions:Versions, file:str, columns:tuple) -> Iterator:
         lines = {tuple(x.get(c) for c in columns): i for i, x in lines_of_csv(data) if isinstance(x, dict)}
         lost = next((x for x in before if x not in lines), None)
         what = f"{file} at {sha[:8]}: {len(before.keys() - lines.keys())} lines"
-        yield None if lost is None or versions.is_known(what) else (what, f"line {before[lost]} of before: {', '.join(map(str, lost))}", "none")
+        yield (None if lost is None or versions.is_known(what)
+               else (what, f"line {before[lost]} of before: {', '.join(map(str, lost))}", "none"))
         before = lines
 
+# %% ../../nbs/12_record/03b_versions.ipynb #5ddab772
 def history_says(root:str|Path=None) -> Iterator:
-    """All that git can say of the register of a clone: `_rewritten_lines`, `_lost_lines` of what grows beside it, then
-    `_claimed_before`; which known deviation covers nothing of it, as one that was written before what it is to excuse; and
-    `_never_registered`."""
+    """All that git can say of the register of a clone: `_rewritten_lines`, `_lost_lines` of what grows beside it,
+    then `_claimed_before`; which known deviation covers nothing of it, as one that was written before what it is to
+    excuse; and `_never_registered`."""
     yield from _rewritten_lines(versions := Versions(root))
     for table in _GROWING.items(): yield from _lost_lines(versions, *table)
     yield from _claimed_before(versions)

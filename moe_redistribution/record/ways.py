@@ -12,8 +12,8 @@ from pathlib import Path
 import re
 
 import pandas as pd
-from ..evidence.claims import (PROTOCOLS, Claim, Measured, contrasts_asked, first_learners, readings_of,
-                                                statements)
+from ..evidence.claims import (PROTOCOLS, Claim, Measured, contrasts_asked, first_learners,
+                                                readings_of, statements)
 from ..evidence.printed import paper_values
 from ..evidence.selection import RowsBehind
 from ..instruments.rows import write_frame
@@ -26,7 +26,7 @@ _READS = "instrument stream rule metric site edit stratum split".split()
 WAYS_COLUMNS = ["reading", "part", "condition", "position", "unit", "seed", "value", *_READS]
 
 @lru_cache(maxsize=1)
-def _book(): return RowsBehind(readings_of())
+def _rows_behind_all(): return RowsBehind(readings_of())
 
 @lru_cache(maxsize=1)
 def said_by_key():
@@ -35,6 +35,7 @@ def said_by_key():
     for s in Claim.of(statements()): said.setdefault(s.key, {})[s.protocol] = s
     return said
 
+# %% ../../nbs/12_record/05b_ways.ipynb #f615d1b1
 def _side(reading, cells, part):
     "Every value of one side of a statement; of a constant one line."
     if isinstance(reading, float): return [dict(part=part, condition="a constant", value=reading)]
@@ -48,7 +49,7 @@ def _claim_rows(key:str, rows:pd.DataFrame=None) -> pd.DataFrame:
     conditions; and those that it is set `against`. Empty where it reads no rows.
 
     `rows`: as `ledger` takes them; all recorded ones otherwise."""
-    rows, lines = _book() if rows is None else Measured.of(rows), []
+    rows, lines = _rows_behind_all() if rows is None else Measured.of(rows), []
     for reading, s in said_by_key()[choose("claim", key, list(said_by_key()))].items():
         if s.aggregate in ("none", "quotes"): continue
         if s.rule == "learned": s = first_learners(rows, s)
@@ -68,6 +69,7 @@ def _contrasts_of(key:str) -> list:
     return list(dict.fromkeys(c.key for s in said_by_key()[key].values() if s.aggregate == "difference"
                               for c in asked.get(s.question, ())))
 
+# %% ../../nbs/12_record/05b_ways.ipynb #049b1eb6
 def _claim_files(key:str) -> list:
     "The files under rows/ that hold what a claim was judged from; none where it reads nothing."
     said = said_by_key()[key].values()
@@ -76,9 +78,12 @@ def _claim_files(key:str) -> list:
     own = [f"claims/{key}.csv"] * any(s.aggregate not in ("none", "quotes") for s in said)
     return list(dict.fromkeys(own + quoted))
 
+# %% ../../nbs/12_record/05b_ways.ipynb #9abede8d
 def ways_out(key:str, up:str="") -> str:
-    "Where to get the rows of a claim, and what others measured, as HTML; `up` leads from the page that says it to nbs/."
-    link = lambda name: f'<a href="{up}rows/{name}">{"a file" if name.startswith("claims/") else name}</a>'   # the key stands beside it
+    """Where to get the rows of a claim, and what others measured, as HTML; `up` leads from the page that says it to
+    nbs/."""
+    # the key stands beside it
+    link = lambda name: f'<a href="{up}rows/{name}">{"a file" if name.startswith("claims/") else name}</a>'
     if not (files := _claim_files(key)): return "No rows decide it." + elsewhere_link(key, up)
     sides = "Both sides, seed by seed: " if files[0].startswith("claims/") else "The printed numbers beside ours: "
     ids = _contrasts_of(key)
@@ -102,11 +107,12 @@ def _spellings(v, digits):
     sign = "-" if round(v, digits) < 0 else ""
     return sign + re.escape(text).replace(r"0\.", r"0?\.", 1) if text.startswith("0.") else sign + re.escape(text)
 
+# %% ../../nbs/12_record/05b_ways.ipynb #85a4c073
 def deciding_readings(c) -> list:
     "The readings of a claim that have rows, that which its verdict hangs on first."
     return [k for k in dict.fromkeys((deciding(c).reading, *PROTOCOLS)) if k in PROTOCOLS and getattr(c, f"{k}_n") > 0]
 
-def _printed(c):
+def _printed_pattern(c):
     "A pattern for the reading that decided, as pages print it: mean and interval, in shares or in points."
     found = []
     for k in deciding_readings(c)[:1]:
@@ -120,7 +126,8 @@ def _printed(c):
                 found.append(rf"(?<![\d.,-]){m}(?:\s*[a-z%]+)?\s*\[{a}, {b}\]")
     return re.compile("|".join(found)) if found else re.compile(r"(?!)")
 
-def _told(text):
+# %% ../../nbs/12_record/05b_ways.ipynb #96ea07bb
+def _comparable_text(text):
     "A text whose numbers can be compared: no plus, one sign for minus, no tags."
     return re.sub(r"<[^>]*>", " ", text).replace("+", "").replace("−", "-").replace("*", "")
 
@@ -141,10 +148,11 @@ def _spots(text, html):
             yield at, at + len(line), at + len(re.match(r"\s*([-|>*]\s|\d+\.\s)?\s*", line)[0])
         at += len(line)
 
+# %% ../../nbs/12_record/05b_ways.ipynb #49e82a2a
 def _rank(c, spot, html, short, numbers):
     "How well a row or line shows a claim, 0 best; None if it does not."
     if html and re.match(rf"<tr[^>]*>\s*<t[dh][^>]*>{re.escape(c.key)}</t", spot): return 0
-    said, linked = numbers.search(_told(spot)), re.search(rf"claims\.ipynb#{re.escape(c.key)}[)\"]", spot)
+    said, linked = numbers.search(_comparable_text(spot)), re.search(rf"claims\.ipynb#{re.escape(c.key)}[)\"]", spot)
     ranks = (1, said and not short), (2, linked and not short), (3, said), (4, linked)
     return next((rank for rank, so in ranks if so), None)
 
@@ -166,7 +174,7 @@ def _place_claims(cells, claims:pd.DataFrame) -> tuple:
     holders = list(_texts(cells))
     for holder, form, _ in holders: holder[form] = "".join(holder[form])
     for c in claims:
-        numbers, best = _printed(c), (9, None)
+        numbers, best = _printed_pattern(c), (9, None)
         for i, (holder, form, html) in enumerate(holders):
             text, short = holder[form], holder[form].startswith("**In short**")
             for start, end, at in _spots(text, html):

@@ -25,12 +25,13 @@ from ..training.groups import Training, check_work, split_groups, train
 from ..training.jobs import begin_again, run_all, missing_jobs, estimate
 from ..training.loop import UNTIL
 from ..training.store import Run, Store, home
-from ..training.study import (import_studies, STUDIES, Study, of_studies, study_jobs, study_of, study_state,
-                                               training_studies, TrainingStudy, why_fixed)
+from ..training.study import (import_studies, STUDIES, Study, of_studies, study_jobs, study_of,
+                                               study_state, training_studies, TrainingStudy, why_fixed)
 from ..evidence.printed import study_tables
 from ..evidence.table_files import ROOT, fingerprint, read_table, table_path
 from ..instruments.instrument import misfits
-from ..instruments.measuring import instruments_asked, measure, measure_runs, rules_for, say_if_one, track
+from ..instruments.measuring import (instruments_asked, measure, measure_runs, rules_for,
+                                                      say_if_one, track)
 from ..instruments.rows import table_file, tidy, write_frame
 from .recording import unrecorded_jobs
 
@@ -75,6 +76,7 @@ def _add_how(p:ArgumentParser, on_cuda:str):
     p.add_argument("--again", action="store_true", help="do what is stored once more; what is there is kept as .before")
     p.add_argument("--dry-run", action="store_true", help="say what is missing and how long it takes, and do nothing")
 
+# %% ../../nbs/12_record/04a_work.ipynb #9c6f8f03
 def _add_train(p:ArgumentParser):
     p.add_argument("conditions", nargs="*", help="names such as add7/moe-e4k1-h256-silu+frozen")
     p.add_argument("--item", action="append", default=[], help="an item: tab1, fig15, audit, all …; may be repeated")
@@ -93,6 +95,7 @@ def _with_steps(name:str, steps:int=None) -> str:
         refuse("--steps", f"{c.steps}, as {c.name} says", steps, c.steps, "leave one of the two out")
     return condition(replace(c, steps=steps).name).name
 
+# %% ../../nbs/12_record/04a_work.ipynb #c925807b
 def _names_with_steps(names:Sequence[str], steps:int=None) -> dict:
     "name → `_with_steps`, in their order; what is another name then is said."
     found = {n: _with_steps(n, steps) for n in names}
@@ -146,6 +149,7 @@ def _carry_all(jobs:Sequence, args:Namespace):
            say=lambda text: print(text, file=sys.stderr, flush=True))
     print("Now: " + estimate(missing_jobs(jobs)))
 
+# %% ../../nbs/12_record/04a_work.ipynb #4fde1a77
 @command("train", "train what is missing for items of the paper, or conditions by name",
          "train add7/moe-e8k1-h256-silu add7/moe-e4k1-h256-silu --stream paired --seeds 1-16 --dry-run", add=_add_train,
          told="Safe to interrupt and to repeat.")
@@ -157,42 +161,49 @@ def _run_train(args:Namespace):
 
 # %% ../../nbs/12_record/04a_work.ipynb #6a934fc5
 def _add_measure(p:ArgumentParser):
-    p.add_argument("conditions", nargs="+", help="names such as add7/moe-e4k1-h256-silu+frozen, or files that the front page kept")
+    p.add_argument("conditions", nargs="+",
+                   help="names such as add7/moe-e4k1-h256-silu+frozen, or files that the front page kept")
     p.add_argument("--instrument", help="ablation, attribution, patching … (default: all that fit)")
     p.add_argument("--seeds", help="42,137 or 1-128 (default: the paper's five)")
     p.add_argument("--stream", default="authors", help=f"one of {', '.join(STREAMS)} (default: authors)")
     add_steps(p)
     p.add_argument("--out", default="out/rows.parquet", help="a .parquet or .csv file (default: out/rows.parquet)")
 
+# %% ../../nbs/12_record/04a_work.ipynb #f6d8f687
 def _rows_recorded(name:str, stream:str, instruments) -> pd.DataFrame:
     "Recorded rows of a condition in a stream, by some instruments and all seeds; `file`: the table that each lies in."
     own = [read_table(i, name, [stream]).assign(file=table_path(i, name.partition("/")[0]).relative_to(ROOT).as_posix())
            for i in instruments]
     return pd.concat(own, ignore_index=True)
 
+# %% ../../nbs/12_record/04a_work.ipynb #677a705c
 def _missing(name, stream, seeds, recorded):
     "Refuses a condition without runs, with the seeds that are recorded where there are others."
     others, c = ",".join(map(str, sorted(recorded["seed"].unique()))), condition(name)
     lies = Store().path(name, seeds[0], stream).parent
     since = any(p != lies for p in lies.parent.glob(f"{glob.escape(lies.name[:-8])}*")) if c.files else False
     refuse("measure", f"stored or recorded runs of {name} in stream {stream}",
-           f"none of seeds {', '.join(map(str, seeds))}" + f", for {' and '.join(Path(p).name for p in c.files)} has changed since "
-           "those that are stored" * since, fix=f"moe-redistribution train {name}"
-           + f", or --seeds {others}, which are recorded" * bool(others))
+           f"none of seeds {', '.join(map(str, seeds))}"
+           + f", for {' and '.join(Path(p).name for p in c.files)} has changed since those that are stored" * since,
+           fix=f"moe-redistribution train {name}" + f", or --seeds {others}, which are recorded" * bool(others))
 
 # %% ../../nbs/12_record/04a_work.ipynb #7ab0f11f
 _TAB = "tab"
 
 def _kept_run(path:str) -> Run:
-    """The model that the front page's trainer kept in a file, as a run of the stream `tab`, with weights by the rule that ended its
-    training. ValueError for another file, a training that no rule ended, and weights that are not its condition's."""
-    def tensor(w): return torch.frombuffer(bytearray(base64.b64decode(w["float32"])), dtype=torch.float32).view(w["shape"])
+    """The model that the front page's trainer kept in a file, as a run of the stream `tab`, with weights by the rule
+    that ended its training. ValueError for another file, a training that no rule ended, and weights that are not its
+    condition's."""
+    def tensor(w):
+        return torch.frombuffer(bytearray(base64.b64decode(w["float32"])), dtype=torch.float32).view(w["shape"])
     try:
         x = json.loads(Path(path).read_text(encoding="utf-8"))
         rule, seed, step = x["how"], int(x["seed"]), dict(step=int(x["steps"]))
         own, weights = str(x["condition"]), {n: tensor(w) for n, w in x["weights"].items()}
-    except (OSError, ValueError, LookupError, TypeError, AttributeError, RuntimeError) as e: rule = f"{type(e).__name__}: {e}"
-    if rule not in ("first256", "first1000"): refuse(path, "a model with every sum right that the front page kept", rule, fix="Keep, beside Train")
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RuntimeError) as e:
+        rule = f"{type(e).__name__}: {e}"
+    if rule not in ("first256", "first1000"):
+        refuse(path, "a model with every sum right that the front page kept", rule, fix="Keep, beside Train")
     own = condition(own)
     check_population({n: w[None] for n, w in weights.items()}, own)
     return Run(own, seed, _TAB, {rule: weights}, pd.DataFrame(), dict(failed=None, rules={rule: step}) | step)
@@ -212,6 +223,7 @@ def _what_there_is(name:str, seeds:Sequence[int], stream:str, wanted) -> tuple:
         say(f"no {'stored' if runs else 'recorded'} run of seeds {', '.join(map(str, absent))}")
     return runs, recorded.drop(columns="file").iloc[:0 if runs else None]
 
+# %% ../../nbs/12_record/04a_work.ipynb #bbdcbc44
 def _rows_measured(todo, stream:str) -> list:
     "Rows of each (name, instrument, its function, runs); says how far it is."
     found, line = [], Line()
@@ -222,6 +234,7 @@ def _rows_measured(todo, stream:str) -> list:
     say_if_one([of for *_, of, _ in todo], found)
     return found
 
+# %% ../../nbs/12_record/04a_work.ipynb #e4b0e8cf
 @command("measure", "rows of your own runs, by every instrument that fits, or the recorded ones where you have none",
          "measure add7/moe-e4k1-h256-silu --seeds 42,137 --instrument ablation", add=_add_measure,
          told="Writes a file of rows, and says whose they are.")
@@ -295,6 +308,7 @@ def _run_study_command(args:Namespace):
     write_frame(tidy([rows]), out)
     print(f"{len(rows):,} rows in {out}")
 
+# %% ../../nbs/12_record/04a_work.ipynb #a81a3d44
 def _add_conditions(p:ArgumentParser):
     p.add_argument("--item", default="all", help="tab1, fig15, appE, audit … (default: all)")
     add_form(p)
@@ -307,16 +321,20 @@ def _run_conditions(args:Namespace):
 
 # %% ../../nbs/12_record/04a_work.ipynb #20c40002
 def _add_zoo(p:ArgumentParser):
-    p.add_argument("--out", help="a folder for the models, as OUT/ARM/SEED (default: where open_model looks for zoo:ARM/SEED)")
+    p.add_argument("--out", help="a folder for the models, as OUT/ARM/SEED "
+                   "(default: where open_model looks for zoo:ARM/SEED)")
     p.add_argument("--arm", action="append", help="only this arm, as mixture; may be repeated")
     p.add_argument("--seeds", default="1-16", help="1,2 or 6-8 (default: 1-16)")
     p.add_argument("--along", help="steps after which a model is kept as well: 200,800")
 
+# %% ../../nbs/12_record/04a_work.ipynb #562dfb77
 @command("zoo", "the matched zoo: models that differ in their FFN alone, as folders that transformers opens",
          "zoo --out zoo --arm mixture --arm dense --seeds 1", add=_add_zoo)
 def _run_zoo(args:Namespace):
     [make], out, line = of_studies("zoo", "make_zoo").values(), args.out or home() / "zoo", Line()
     choices = dict(arms=args.arm) if args.arm else {}
-    try: made = make(out, seeds=read_seeds(args.seeds), along=read_seeds(args.along, "along") if args.along else (), say=line, **choices)
+    try:
+        made = make(out, seeds=read_seeds(args.seeds), along=read_seeds(args.along, "along") if args.along else (),
+                    say=line, **choices)
     finally: line.close()
     print(f"{len(made)} models in {out}")

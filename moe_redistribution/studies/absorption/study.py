@@ -52,6 +52,7 @@ class _Trial:
     def put(self, metric, value, n=0, **labels):
         self.found.append(rows([float(value)], [self.seed], metric=metric, stream="paired", n_examples=n, **labels))
 
+# %% ../../../nbs/10_studies/absorption/02_study.ipynb #6af85f01
 @patch
 def train(self:_Trial, name, model, steps, curve=None, share=0., lr=None, **choices):
     """Trains `model` in place as the part `name` of the job, once; `curve` (labels) keeps held-out losses on the way.
@@ -63,10 +64,11 @@ def train(self:_Trial, name, model, steps, curve=None, share=0., lr=None, **choi
     for step, x in zip(h["step"], h.get("heldout", [])):
         self.put("loss", x, self.held[:, 1:].numel(), rule="look", step=step, **curve)
 
+# %% ../../../nbs/10_studies/absorption/02_study.ipynb #89138ca1
 @patch
 def evaluate(self:_Trial, model, **labels):
     "Rows of the loss (nats), perplexity and, where answers are known, the loss on them; returns the loss."
-    with torch.random.fork_rng():                               # masks that are drawn afresh are the same ones each time
+    with torch.random.fork_rng():                           # masks that are drawn afresh are the same ones each time
         torch.manual_seed(self.seed)
         losses = heldout_losses(model, self.held)
     self.put("loss", losses.mean(), losses.numel(), **labels)
@@ -127,6 +129,7 @@ def taught(self:_Trial, name, model, wanted) -> dict:
         for n, p in own.items(): p.copy_(done[0][n])
     return {w: s.gates for w, s in made.items()}
 
+# %% ../../../nbs/10_studies/absorption/02_study.ipynb #d279f1aa
 @patch
 def under_students(self:_Trial, model, arm, own, students, masks):
     """Rows of students: agreement with attention (f1, and with the source), the model under their hard masks, and how
@@ -232,6 +235,7 @@ def of_dense(self:_Trial, model, arm, own):
     self.without_attention(model, arm, own, fitted)
     self.under_nulls(model, arm, own, masks)
 
+# %% ../../../nbs/10_studies/absorption/02_study.ipynb #666a8d6a
 @patch
 def of_soft(self:_Trial, model, arm, own):
     (gates, how, _), masks = gating_of(model), self.under_masks(model, arm, own)
@@ -246,6 +250,7 @@ def of_soft(self:_Trial, model, arm, own):
     self.without_attention(model, arm, own, fitted)
     self.under_nulls(model, arm, own, masks)
 
+# %% ../../../nbs/10_studies/absorption/02_study.ipynb #fc2ada3a
 @patch
 def of_hard(self:_Trial, model, arm, own):
     if arm == "stochastic":
@@ -253,6 +258,7 @@ def of_hard(self:_Trial, model, arm, own):
         self.concentration(model, arm, "no gate")
     self.without_attention(model, arm, own)
 
+# %% ../../../nbs/10_studies/absorption/02_study.ipynb #014f3d51
 def _gate_gradient(model, tokens) -> float:
     "Norm of the gradient of the loss that reaches a model's gates: 0 where no path leads to them."
     loss = next_token_loss(model(input_ids=tokens[:, :-1], use_cache=False).logits, tokens)
@@ -260,6 +266,7 @@ def _gate_gradient(model, tokens) -> float:
     found = torch.autograd.grad(loss, own, allow_unused=True) if own else []
     return float(sum(g.square().sum() for g in found if g is not None)) ** .5
 
+# %% ../../../nbs/10_studies/absorption/02_study.ipynb #c0905721
 def _absorption_rows(arm, seeds, settings, desk):
     "The job of this study: trains a seed's model under an arm's gating, and gives the rows of all that is done to it."
     t = _Trial(*seeds, settings, desk)
@@ -301,6 +308,7 @@ def _choices_of(steps, T, heldout, text="planted", tune=150, students=100, unfre
 def _all_arms(seeds): return dict.fromkeys(ABSORPTION_ARMS, seeds)
 FIVE = range(1, 6)
 
+# %% ../../../nbs/10_studies/absorption/02_study.ipynb #c0c40313
 ABSORPTION_PRESETS = {
     "tiny": Preset("planted language, a few steps: does it run?", _all_arms((1,)), 1,
                    _choices_of(6, 32, 16, tune=4, students=4), recorded=False),
@@ -317,4 +325,4 @@ ABSORPTION_PRESETS = {
                          "are in reach here")}
 
 STUDY = Study("absorption", "Does a model absorb its gate? (companion 003)", ABSORPTION_PRESETS, _absorption_rows,
-              _absorption_seconds, version=2)                              # 2: what is lost without attention, and nulls
+              _absorption_seconds, version=2)                          # 2: what is lost without attention, and nulls

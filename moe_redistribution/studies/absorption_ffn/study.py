@@ -62,6 +62,7 @@ def loss_of(flat, c):
     cached = CachedExperts(unflatten(flat, c), c)
     return answer_scores(cached.logits(cached.added(cached.gates)), cached.t)["loss"]
 
+# %% ../../../nbs/10_studies/absorption_ffn/02_study.ipynb #057b3a67
 def _with_noise(base, arm, most=16., halvings=12):
     "Rows (s, p) of `base` with noise on its experts, drawn by seed, that costs as much loss as a swap of its router."
     target, direction = loss_of((s := _fork_of(base, "swap", arm)).w, s.c), torch.zeros_like(base.w)
@@ -84,6 +85,7 @@ def _score_frame(scores, arm, seeds, edit, step) -> pd.DataFrame:
     labels = dict(condition=arm, stream="paired", edit=edit, step=step, n_examples=len(get_task("add7")))
     return tidy([rows(v.cpu(), seeds, metric=n, **labels) for n, v in scores.items()])
 
+# %% ../../../nbs/10_studies/absorption_ffn/02_study.ipynb #e4d1c701
 def _model_scores(cached, ffn) -> dict:
     "Scores of a model with an FFN output (s b t d), and those where it is taken away."
     right = cached.logits().argmax(-1) == cached.targets
@@ -95,6 +97,7 @@ def _scaled_scores(cached, ffn) -> dict:
     a = best_factor(cached, ffn)
     return answer_scores(cached.logits(a[:, None, None, None] * ffn), cached.t) | {"factor": a}
 
+# %% ../../../nbs/10_studies/absorption_ffn/02_study.ipynb #f5b533ef
 def _opened_at_fork(members, arm, settings, edit) -> pd.DataFrame:
     """Rows right after an edit, without training: `edit` itself, and what repairs it without another router.
 
@@ -110,6 +113,7 @@ def _opened_at_fork(members, arm, settings, edit) -> pd.DataFrame:
                  "zero+stream": answer_scores(affine_logits(cached, features=cached.mid, steps=steps), t)}
     return tidy([_score_frame(x, arm, members.seeds, e, 0) for e, x in said.items()])
 
+# %% ../../../nbs/10_studies/absorption_ffn/02_study.ipynb #cc21854c
 def _router_gradients(cached) -> dict:
     "Norms of the gradients that move the router or could, and of the experts', where there is a map."
     if not (cached.c.routed and cached.c.routing.reads_stream): return {}
@@ -122,6 +126,7 @@ REPAIRS = ("swap+experts", "swap+attn", "swap+embed", "swap+router", "swap+all",
 GROWING = ("swap+experts", "swap+experts+attn", "swap+all")                 # beside `swap`, where nothing learns
 UNFROZEN = ("swap+router", *(f"{e}+router" for e in GROWING))
 
+# %% ../../../nbs/10_studies/absorption_ffn/02_study.ipynb #79c237b3
 AFTER_NOISE = ("noise+attn", "noise+all")
 def _damages(arm): return ("swap",) * (arm in SWAPPED) + ("noise",) * (arm in NOISED)
 
@@ -132,6 +137,7 @@ def looks(arm, settings) -> dict:
     if arm in NOISED: more = dict.fromkeys(AFTER_NOISE, settings["after"])
     return dict.fromkeys((*UNSWAPPED, *REPAIRS), settings["after"]) | more
 
+# %% ../../../nbs/10_studies/absorption_ffn/02_study.ipynb #16a6c854
 def _trained_after(base, arm, settings, edit) -> pd.DataFrame:
     "Rows of a fork that is trained under an edit."
     members, out = _fork_of(base, edit, arm), []
@@ -153,6 +159,7 @@ def _deployed_rows(base, arm, settings) -> pd.DataFrame:
                                                           "slices": as_slices(params, base.c)}
     return tidy([x for name, (p, c) in made.items() for x in _deployed(CachedExperts(p, c), name, base, settings)])
 
+# %% ../../../nbs/10_studies/absorption_ffn/02_study.ipynb #b0ab5433
 def _deployed(cached, name, base, settings):
     plain = condition(ABSORBING["frozen"])
     B, best = router_of(plain, base.seeds, base.stream, 1, cached.mid), alone_gates(oracle(cached), cached.out.shape[3])
@@ -180,6 +187,7 @@ def _measures_of(arm, settings) -> dict:
     out |= {e: (lambda base, e=e: _opened_at_fork(_fork_of(base, e, arm), arm, settings, e)) for e in _damages(arm)}
     return out | {e: (lambda base, e=e: _trained_after(base, arm, settings, e)) for e in looks(arm, settings)}
 
+# %% ../../../nbs/10_studies/absorption_ffn/02_study.ipynb #b8441131
 def _absorbed_rows(arm, seeds, settings, desk):
     "The job of this study: the rows of an arm, or None when its time is over."
     left, measures = desk.left(), _measures_of(arm, settings)
@@ -223,6 +231,7 @@ def _absorbing_seconds(arm, seeds, settings) -> float:
     steps = settings["fork"] + sum(x[-1] for x in looks(arm, settings).values())
     return len(seeds) * (steps * ABSORBING_COST[arm] + settings["fit"] * .02)         # fits and measures
 
+# %% ../../../nbs/10_studies/absorption_ffn/02_study.ipynb #088a1d2e
 def _absorbing_preset(about, seeds, stack, fork, after, long, fit, **more):
     settings = dict(fork=fork, after=after, long=long, fit=fit)
     return Preset(about, dict.fromkeys(ABSORBING, seeds), stack, settings, **more)

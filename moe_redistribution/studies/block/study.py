@@ -37,6 +37,8 @@ _HALVES = tuple(f"add7/{n}+freeze_{half}" for n in _GELU.split() for half in ("a
 _HELD_OUT = tuple(f"add7/{n}+hold_{rule}" for n in _GELU.split()
                  for rule in ("carry2", "ones3") + ("tens9",) * n.startswith(("glu", "moe-")))
 _TO_THE_END = (_PLAIN, _MIXED, _STILL, *AT_RATES, *_HALVES, *_HELD_OUT)
+
+# %% ../../../nbs/10_studies/block/02_study.ipynb #203aa054
 def _block_seeds(arm:str) -> tuple:
     "The seeds of an arm of the block."
     return tuple(range(4101, 4101 + (128 if arm in MOST_READ else 64)))
@@ -48,7 +50,8 @@ BLOCK_ENDS = {n: tuple(range(4101, 4101 + (32 if n in BLOCK else 16))) for n in 
 BLOCK_MEASURES = {"ablation": (("digits", "exact"), (*BLOCK, *_HALVES, *_HELD_OUT)),
             "copying": (("digits_no_copy",), tuple(BLOCK)),
             "heldout": (("exact",), _HELD_OUT),
-            "attribution": (tuple(f"{m}{c}" for m in ("attn_share", "rank1_share", "rank_logit") for c in ("", "_centred")),
+            "attribution": (tuple(f"{m}{c}" for m in ("attn_share", "rank1_share", "rank_logit")
+                                  for c in ("", "_centred")),
                             (_PLAIN, _MIXED, _STILL, "add7/ffn-h64-silu")),
             "patching": (("flip",), (_PLAIN, _MIXED, "add7/glu-h128-silu", "add7/moe_glu-e4k1-h256-silu")),
             "patterns": (("entropy",), (_PLAIN, _MIXED)),
@@ -57,6 +60,7 @@ BLOCK_MEASURES = {"ablation": (("digits", "exact"), (*BLOCK, *_HALVES, *_HELD_OU
                         (_MIXED, _STILL, "add7/moe_glu-e4k1-h256-silu", "add7/moe_glu-e4k1-h256-silu+frozen",
                          "add7/moe_glu-e4k1-h256-gelu"))}
 
+# %% ../../../nbs/10_studies/block/02_study.ipynb #dda09457
 _ROWS = dict(ablation=partial(ablation_rows, edits=("zero", "mean")), copying=copying_rows, heldout=heldout_rows,
              attribution=attribution_rows, patching=patching_rows, patterns=pattern_rows, rerouting=rerouting_rows,
              routing=routing_rows)
@@ -67,6 +71,7 @@ def _training_of(arm, seeds, settings) -> list:
     "The training that some seeds of an arm need."
     return [Training(arm, tuple(seeds), "paired", settings["until"], len(seeds), settings["steps"])]
 
+# %% ../../../nbs/10_studies/block/02_study.ipynb #760cd4e3
 def _block_rows(arm, seeds, settings, desk) -> pd.DataFrame:
     "Rows of trained seeds of an arm, by every instrument and at every checkpoint that a claim asks for."
     (runs,), found = desk.needed, []
@@ -77,6 +82,7 @@ def _block_rows(arm, seeds, settings, desk) -> pd.DataFrame:
         found.append(got[got["metric"].isin(metrics) & (got["split"].isin(_HELD) if name == "heldout" else True)])
     return tidy(found)
 
+# %% ../../../nbs/10_studies/block/02_study.ipynb #fd29e91a
 def _block_content(arm, settings):
     "What an arm's rows depend on: how far it is trained, and what is measured of it."
     return [arm, settings, {n: m for n, (m, arms) in BLOCK_MEASURES.items() if arm in arms}, AT_THE_END]
@@ -85,10 +91,11 @@ def _block_seconds(arm, seeds, settings) -> float:
     "Seconds of one core that measuring takes; training comes on top."
     return len(seeds) * .4 * sum(arm in arms for _, arms in BLOCK_MEASURES.values())
 
+# %% ../../../nbs/10_studies/block/02_study.ipynb #bdb48ce2
 BLOCK_PRESETS = {"tiny": Preset("one seed for a few steps: does it run?", {_MIXED: (1,), _HELD_OUT[0]: (1,)}, 1,
                           dict(until="full", steps=100), recorded=False),
            "confirm": Preset("every claim that add-7 can answer, on seeds that nobody had seen", BLOCK, 8,
                              dict(until="selected", steps=None)),
            "ends": Preset("what claims read at the end of a schedule", BLOCK_ENDS, 8, dict(until="full", steps=None))}
-STUDY = Study("block", "Do the main paper's claims about add-7 hold on seeds that nobody had seen?", BLOCK_PRESETS, _block_rows,
-              _block_seconds, content=_block_content, needs=_training_of)
+STUDY = Study("block", "Do the main paper's claims about add-7 hold on seeds that nobody had seen?", BLOCK_PRESETS,
+              _block_rows, _block_seconds, content=_block_content, needs=_training_of)

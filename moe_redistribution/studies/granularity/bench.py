@@ -30,6 +30,7 @@ class _PlainMixture(nn.Module):
         every = torch.stack([expert(X) for expert in self.experts], 1)
         return (every.gather(1, at[..., None].expand(-1, -1, X.shape[1])) * scores.softmax(-1)[..., None]).sum(1)
 
+# %% ../../../nbs/10_studies/granularity/06_bench.ipynb #0b0128e1
 def _plain_from(p, x:Mixture, seed=0) -> _PlainMixture:
     "The plain model with the weights of a stack of this one layer."
     d, w = p["W_up"].shape[-1], x.width
@@ -51,6 +52,7 @@ def _lean_step(one:Class):
     for name, v in p.items(): one.out[name].copy_(v.grad)
     one.adamw.step()
 
+# %% ../../../nbs/10_studies/granularity/06_bench.ipynb #606d6e43
 def _plain_step(one:Class, model, adamw):
     "One step of a plain model on the inputs of a stack of one."
     X, y = one.batch()
@@ -65,6 +67,7 @@ def _seconds_a_call(f, seconds) -> float:
     while perf_counter() - began < seconds: f(); n += 1
     return (perf_counter() - began) / n
 
+# %% ../../../nbs/10_studies/granularity/06_bench.ipynb #6558a202
 def _stack_speed(preset="small", arm="grid/8e4a", seconds=10.0) -> pd.DataFrame:
     """Milliseconds a step of one student and seed: the stack, single stacks with autograd, plain models; and how many
     times as long as the stack they take. Students with k = 1 and without softmax are left out."""
@@ -82,7 +85,8 @@ def _stack_speed(preset="small", arm="grid/8e4a", seconds=10.0) -> pd.DataFrame:
                                            for c in singles) / len(students)
     models = [(c, m := _plain_from(c.p, s), torch.optim.AdamW(m.parameters(), lr=lesson.lr))
               for c, s in zip(singles, students)]
-    spent["plain modules"] = sum(_seconds_a_call(lambda: _plain_step(*m), seconds / each) for m in models) / len(students)
+    spent["plain modules"] = sum(_seconds_a_call(lambda: _plain_step(*m), seconds / each)
+                                 for m in models) / len(students)
     table = pd.DataFrame({"ms a step": {n: 1000 * t for n, t in spent.items()}})
     return table.assign(times=table["ms a step"] / table.loc["stack", "ms a step"])
 

@@ -87,6 +87,7 @@ def expert_weights(scores, x:Mixture):
     else: kept = flat.softmax(-1).gather(-1, at)
     return torch.zeros_like(flat).scatter_(-1, at, kept).transpose(1, 2).contiguous()
 
+# %% ../../../nbs/10_studies/granularity/01_students.ipynb #9d5a82ca
 def activations(p, X):
     "(scores of all experts, activations of all neurons) of a stack on X (seed, d, batch)."
     return (torch.baddbmm(p["b_router"], p["W_router"], X), torch.baddbmm(p["b_up"], p["W_up"], X).relu_())
@@ -98,6 +99,7 @@ def answer_of(p, x, experts, neurons, G, H):
     bias = torch.bmm(p["b_down"][:, experts].transpose(1, 2), G)
     return torch.baddbmm(bias, p["W_down"][:, neurons].transpose(1, 2), Z), Z
 
+# %% ../../../nbs/10_studies/granularity/01_students.ipynb #2aec8fd1
 def outputs(p, stack, X) -> torch.Tensor:
     "What every layer of a stack says of X (seed, d, batch): (layer, seed, d, batch)."
     L, H = activations(p, X)
@@ -110,6 +112,7 @@ def _score_gradient(G, dG, L, x:Mixture):
     pull = (G * dG).sum(1, keepdim=True)
     return G * (dG - pull) if x.combine == "softmax" else G * dG - L.softmax(1) * pull
 
+# %% ../../../nbs/10_studies/granularity/01_students.ipynb #b016cb22
 def _loss_and_gradients(p, stack, X, y, out) -> torch.Tensor:
     """Losses (layer, seed) of a stack whose targets are y (seed, d, batch); gradients go into `out`, shaped as `p`.
 
@@ -153,6 +156,7 @@ class Lesson:
     @property
     def every(self): return self.steps // self.looks
 
+# %% ../../../nbs/10_studies/granularity/01_students.ipynb #4e717242
 def _check_lesson(x:Lesson) -> Lesson:
     """The lesson as it is.
 

@@ -63,12 +63,14 @@ def read_arm(arm, settings):
     students = [mixture(n, lesson.student_active, floor=True) for n in names]
     return kind, teacher, [s for s in students if kind not in ("built", "near") or s.k > teacher.k], lesson
 
+# %% ../../../nbs/10_studies/granularity/02_study.ipynb #a9df1fc5
 def content(arm, settings):
     "What an arm's rows depend on: who teaches whom, the start, and the lesson."
     kind, teacher, students, lesson = read_arm(arm, settings)
     start = f"{kind} of even cuts" if kind in ("built", "near") else "random"
     return [arm, start, asdict(teacher), [asdict(s) for s in students], asdict(lesson)]
 
+# %% ../../../nbs/10_studies/granularity/02_study.ipynb #310cab7a
 def class_of(arm, seeds, settings, device="cpu") -> Class:
     "The teacher and the students of an arm before any training."
     kind, teacher, students, x = read_arm(arm, settings)
@@ -94,6 +96,7 @@ def _error_rows(arm, taught, errors, at) -> list:
                             n_examples=taught.x.test, **at))
     return out
 
+# %% ../../../nbs/10_studies/granularity/02_study.ipynb #5f8d8b06
 def _taught_rows(arm, seeds, settings, desk):
     "The job of this study: trains the students of an arm and gives the rows of all looks."
     taught = class_of(arm, seeds, settings, desk.device)
@@ -128,11 +131,13 @@ def _preset_size(d, steps, batch, lr=.01, students=HALVES, looks=20):
     return dict(d=d, teacher_active=d, student_active=5 * d // 4, thin_active=9 * d // 8, steps=steps, batch=batch,
                 lr=lr, looks=looks, students=list(students), thin_students=list(DOUBLED), times=[1, 2, 4, 8, 16])
 
+# %% ../../../nbs/10_studies/granularity/02_study.ipynb #cf867680
 def _sweep(teacher, ks): return [f"size/{teacher}/k{k}{bias}" for k in ks for bias in ("+bias", "")]
 
 STARTED = ("8e4a", "12e6a", "16e8a")             # teachers of whose larger students some are multiples and some are not
 def _arms_of(*of, teachers): return [f"{kind}/{t}" for kind in of for t in teachers]
 
+# %% ../../../nbs/10_studies/granularity/02_study.ipynb #d0cb222b
 def presets():
     "The sizes at which companion 004 is tried."
     six, three, pilot = range(1, 7), range(1, 4), (1000,)

@@ -37,6 +37,7 @@ def _over_heads(found:pd.DataFrame) -> pd.DataFrame:
     both = [by_seed.agg(how).reset_index().assign(site="z", unit=unit) for unit, how in _OVER.items()]
     return tidy([found, *both])
 
+# %% ../../../nbs/10_studies/head_loss/02_study.ipynb #71c0ca6b
 def _lost_head_rows(runs, arm:str, rule:str) -> pd.DataFrame:
     "Rows of trained seeds of an arm: digits right as they are, without each head, over heads, and without attention."
     name = runs[0].condition.name
@@ -59,6 +60,7 @@ def _losing_seconds(arm, seeds, settings) -> float:
     "Seconds of one core that measuring takes; training comes on top."
     return .2 * settings["layers"] ** 2 * len(seeds)
 
+# %% ../../../nbs/10_studies/head_loss/02_study.ipynb #9043008b
 LOST_ONE, LOST_TWO = tuple(range(4301, 4333)), tuple(range(4301, 4317))          # in no row, page or trial before
 _READ = dict(until="selected", steps=None, rule="first1000")
 LOSING_PRESETS = {
@@ -88,6 +90,7 @@ _SAID = {"one.mixture-dense": ("-", f"{_ONE} {_FEWER}"), "one.slow-dense": ("-",
 _PAIRS = "mixture-dense narrow-dense slow-dense mixture-slow fast-dense slower-mixture frozen-mixture".split()
 _FAMILIES = {"one": _PAIRS, "one.zero": _PAIRS, "one.worst": _PAIRS[:5], "two": _PAIRS[:5], "two.worst": _PAIRS[:5]}
 
+# %% ../../../nbs/10_studies/head_loss/02_study.ipynb #74c33328
 def _family_contrast(family, pair) -> Contrast:
     "A planned comparison of two arms."
     (a, b), (depth, _, how) = pair.split("-"), family.partition(".")
@@ -97,5 +100,6 @@ def _family_contrast(family, pair) -> Contrast:
     return Contrast(f"{family}.{pair}", a, b, metric="digits", margin=.05, at=at, preset=depth,
                     seeds=LOST_ONE if depth == "one" else LOST_TWO, null=baselines("add7")["uniform"],
                     family=family.replace(".", "_"), says=said, expects=expects,
-                    power=("mixture", "dense") if expects == "0" else (), page="10_studies/head_loss/41_head_loss.ipynb")
+                    power=("mixture", "dense") if expects == "0" else (),
+                    page="10_studies/head_loss/41_head_loss.ipynb")
 CONTRASTS = [_family_contrast(family, pair) for family, pairs in _FAMILIES.items() for pair in pairs]

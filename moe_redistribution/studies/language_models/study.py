@@ -69,7 +69,8 @@ def _language_model(arm:str, d_vocab:int, seed:int, sizes:dict):
 
 # %% ../../../nbs/10_studies/language_models/02_study.ipynb #3f63a34c
 @torch.no_grad()
-def _tempered_loss(logits:torch.Tensor, targets:torch.Tensor, weights:torch.Tensor=None, most:float=8., halvings:int=14):
+def _tempered_loss(logits:torch.Tensor, targets:torch.Tensor, weights:torch.Tensor=None,
+                   most:float=8., halvings:int=14):
     """(least mean loss in nats of `targets` (n,) under logits (n, v) times one factor from 0 to `most`, that factor);
     `weights` (n,) of a weighted mean. ValueError for logits that are no numbers."""
     w = torch.ones(len(targets)) if weights is None else weights
@@ -274,6 +275,7 @@ def put_times(self:LanguageTrial, seen, found_at=.75):
     at = seen["step"][seen[name] >= found_at]
     self.put("unfound", (at.iloc[0] if len(at) else seen["step"].iloc[-1]) / seen["step"].iloc[-1], stratum="value")
 
+# %% ../../../nbs/10_studies/language_models/02_study.ipynb #c0c3460f
 def _first_below(seen, name:str, level:float):
     "A line between the last look above a level and the first below, where that is crossed; None where it never is."
     below = (seen[name] <= level).to_numpy().nonzero()[0]
@@ -281,6 +283,7 @@ def _first_below(seen, name:str, level:float):
     a, b = (seen.iloc[below[0] - i].astype(float) for i in (1, 0))
     return a + (b - a) * (a[name] - level) / (a[name] - b[name])
 
+# %% ../../../nbs/10_studies/language_models/02_study.ipynb #ced27b6c
 @patch
 def put_equal(self:LanguageTrial, seen):
     """Rows `ARM/equal`: what is left without FFNs where the own loss first was at the `level` of the settings; there a
@@ -334,6 +337,7 @@ def _null_logits(text, windows:torch.Tensor, T:int, steps:int=200, batch:int=16)
         if text.tables: found["trigram"] = _two_tokens(seen, windows, tables["bigram"])
     return {n: x.float() for n, x in found.items()}
 
+# %% ../../../nbs/10_studies/language_models/02_study.ipynb #488dce1a
 def _two_tokens(seen:torch.Tensor, windows:torch.Tensor, backed:torch.Tensor) -> torch.Tensor:
     """Log-probabilities (n, T, v) after the last two tokens, counted in texts `seen`; an unseen pair has those of the
     last one, `backed` (v, v)."""
@@ -345,6 +349,7 @@ def _two_tokens(seen:torch.Tensor, windows:torch.Tensor, backed:torch.Tensor) ->
     out[:, 1:] = (found + out[:, 1:]) / (found.sum(2, keepdim=True) + 1)
     return out.log()
 
+# %% ../../../nbs/10_studies/language_models/02_study.ipynb #fbcf0537
 def _standing_values(text, windows:torch.Tensor) -> torch.Tensor:
     "Log-probabilities (n, T, v) of some value that stands in the text before, each as often as it does; else a guess."
     p, kind = torch.full((*windows.shape, text.d_vocab), 1e-6), text.kinds(windows)
@@ -352,6 +357,7 @@ def _standing_values(text, windows:torch.Tensor) -> torch.Tensor:
     p[:, 1:] += now.cumsum(1)[:, :-1]
     return p[:, 1:].log().log_softmax(-1)
 
+# %% ../../../nbs/10_studies/language_models/02_study.ipynb #2f678815
 def _null_language_rows(arm, seed, settings, desk):
     "Rows of `_null_logits`, as conditions `nulls/unigram` …"
     t = LanguageTrial("dense/L1", seed, settings, desk)
@@ -366,6 +372,7 @@ def _rate_of(arm:str, settings:dict) -> float:
     "The learning rate of an arm: behind its @, or that of the settings."
     return float(arm.partition("@")[2] or settings["lr"][_name_of(arm)])
 
+# %% ../../../nbs/10_studies/language_models/02_study.ipynb #58bac575
 def _language_rows(arm, seeds, settings, desk):
     "The job of this study: trains a seed of an arm and gives the rows of all that is done to it."
     if arm == "nulls": return _null_language_rows(arm, *seeds, settings, desk)
@@ -395,6 +402,7 @@ def _language_settings(steps=1500, heldout=128, text="planted", lr=None, full=Tr
                 sha256=KJV_SHA256 if text == "kjv" else "", looks=looks, heldout=heldout, full=full,
                 refit=refit, level=level, lr=lr or LM_RATES, sizes=dict(d=64, heads=4, T=64) | sizes)
 
+# %% ../../../nbs/10_studies/language_models/02_study.ipynb #4777ce85
 def _language_seconds(arm, seeds, settings) -> float:
     "Seconds of one core that a job is expected to take."
     if arm == "nulls": return 5. * len(seeds)
@@ -413,6 +421,7 @@ COMMON_RATE = .004
 _STANDS_FOR = {("dense", 1.), ("dense", .25), ("mixture", 1.)}         # arms of `night`; `fast` has a rate of its own
 LM_SWEEP = [f"{a}_x{x:g}/L3" for a in RATED for x in SPEEDS if (a, x) not in _STANDS_FOR]
 
+# %% ../../../nbs/10_studies/language_models/02_study.ipynb #13543852
 LM_PRESETS = {
     "tiny": Preset("planted language, a few steps: does it run?",
                    dict.fromkeys(["mixture/L3", "dense/L3", "nulls"], (1,)), 1,
@@ -428,7 +437,8 @@ LM_PRESETS = {
                     _language_settings(lr=dict.fromkeys(LANGUAGE_ARMS, COMMON_RATE), full=False)),
     "speed": Preset("FFNs at an eighth to eight times the learning rate", dict.fromkeys(LM_SWEEP, EIGHT), 1,
                     _language_settings(full=False)),
-    "kjv": Preset("King James text, three layers", dict.fromkeys(_of_depths([3], TEXT_ARMS), EIGHT) | {"nulls": (1,)}, 1,
+    "kjv": Preset("King James text, three layers",
+                  dict.fromkeys(_of_depths([3], TEXT_ARMS), EIGHT) | {"nulls": (1,)}, 1,
                   _language_settings(text="kjv", full=False, level=4.5))}
 
 # %% ../../../nbs/10_studies/language_models/02_study.ipynb #pt2a0002
@@ -441,11 +451,15 @@ def _parts_settings(steps=1600, heldout=256):
                              level=dict(fact=1.5, sum=1., value=1.), language=PARTS_LANGUAGE, asked=PARTS_KINDS, T=48,
                              heads=2, d_head=8)
 
+# %% ../../../nbs/10_studies/language_models/02_study.ipynb #feba320d
 PARTS_ARMS = ("dense", "mixture", "slow", "narrow", "frozen", "none")
 _PARTS = [*_of_depths([2], PARTS_ARMS), "none/L1", "embed/L1"]
 _RATED = [f"{a}/L2@{r}" for a in ("dense", "mixture") for r in PARTS_RATES if r != PARTS_RATE]
 _DEEP = _of_depths([1], ("dense", "mixture", "slow", "narrow"))
-_CURVE = [f"{a}/L2@{r}" for a in ("dense", "mixture") for r in (.0005, .008, .016)]       # so that each arm's best lies inside
+# so that each arm's best lies inside
+_CURVE = [f"{a}/L2@{r}" for a in ("dense", "mixture") for r in (.0005, .008, .016)]
+
+# %% ../../../nbs/10_studies/language_models/02_study.ipynb #62e7d8d7
 LM_PRESETS |= {
     "alone": Preset("the first language: embeddings alone", {"embed/L1": EIGHT}, 1,
                     _language_settings(full=False, lr=LM_RATES | {"embed": 1e-3})),

@@ -34,6 +34,7 @@ class _Alone:
 def _trial(arm:str, seed:int) -> LanguageTrial:
     return LanguageTrial(f"{choose('arm', arm, ZOO_ARMS)}/L2", seed, _SETTINGS, _Alone())
 
+# %% ../../../nbs/10_studies/language_models/03_zoo.ipynb #3fc4de06
 def _save(model, folder:Path):
     "A model as transformers saves it, at its place when it is whole."
     shutil.rmtree(half := folder.with_name(f"{folder.name}.half"), ignore_errors=True)
@@ -41,6 +42,7 @@ def _save(model, folder:Path):
     _tokenizer().save_pretrained(half)
     half.rename(folder)
 
+# %% ../../../nbs/10_studies/language_models/03_zoo.ipynb #d5efd9f1
 def _tokenizer():
     "The words of the language with spaces between them, as a tokenizer of transformers."
     from tokenizers import Tokenizer
@@ -50,6 +52,7 @@ def _tokenizer():
     own.pre_tokenizer = WhitespaceSplit()
     return with_transformers().PreTrainedTokenizerFast(tokenizer_object=own)
 
+# %% ../../../nbs/10_studies/language_models/03_zoo.ipynb #d6f4dc27
 def _card(arm:str) -> str:
     "What stands beside the models of an arm."
     family, recipe = LANGUAGE_ARMS[arm]
@@ -68,19 +71,25 @@ Made by `moe-redistribution zoo --arm {arm} --out FOLDER`. Its words are in each
 window a line. It is no model of a language that people speak, and has nothing to say to them.
 """
 
+# %% ../../../nbs/10_studies/language_models/03_zoo.ipynb #6e3bd6ad
 def _heldout_text() -> str:
-    "The windows that the study holds out, as words, one a line: cut by the lines' length, each window is a text of its own."
+    """The windows that the study holds out, as words, one a line: cut by the lines' length, each window is a text of
+    its own."""
     text, T = _trial("none", 1).text, _SETTINGS["sizes"]["T"]
-    return "".join(" ".join(text.vocab[i] for i in line) + "\n" for line in text.heldout(T - 1, _SETTINGS["heldout"]).tolist())
+    return "".join(" ".join(text.vocab[i] for i in line) + "\n"
+                   for line in text.heldout(T - 1, _SETTINGS["heldout"]).tolist())
 
+# %% ../../../nbs/10_studies/language_models/03_zoo.ipynb #21e4a137
 def _check_folder(folder:Path, along:list):
     "ValueError for a model that is there, but not whole or without what was asked for along its training."
     if not folder.exists(): return
     asked = [folder, *(folder / f"checkpoint-{n}" for n in along)]
     if lost := [f for f in asked if not ((f / "config.json").is_file() and any(f.glob("*.safetensors")))]:
-        refuse(f"model {folder}", "a whole model, with the checkpoints asked for", f"no {'model' if lost[0] == folder else lost[0].name}",
+        refuse(f"model {folder}", "a whole model, with the checkpoints asked for",
+               f"no {'model' if lost[0] == folder else lost[0].name}",
                fix="another --out, or remove the folder: it is trained again")
 
+# %% ../../../nbs/10_studies/language_models/03_zoo.ipynb #b28b143b
 def _own_files(out:Path) -> list:
     "Weights of the zoo under a folder, as paths from there."
     there = (f.relative_to(out) for f in sorted(out.rglob("*.safetensors")))
@@ -96,8 +105,10 @@ def _check_sums(out:Path):
         refuse(f"{out / other[0]}", f"the bytes that {sums.name} says", "others",
                fix="another --out, or remove the model's folder: it is trained again")
 
+# %% ../../../nbs/10_studies/language_models/03_zoo.ipynb #7788a209
 def _make_one(folder:Path, t:LanguageTrial, looks:list):
-    "Trains one model into its folder, which is there when all that is kept of it is; `looks`: the steps, the last one last."
+    """Trains one model into its folder, which is there when all that is kept of it is; `looks`: the steps, the last
+    one last."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     at, part, whole = iter(looks), folder.with_name(f"{folder.name}.along"), folder.with_name(f"{folder.name}.whole")
     shutil.rmtree(part, ignore_errors=True)
@@ -111,6 +122,7 @@ def _make_one(folder:Path, t:LanguageTrial, looks:list):
     if part.exists(): part.rmdir()
     whole.rename(folder)
 
+# %% ../../../nbs/10_studies/language_models/03_zoo.ipynb #2ab793de
 def make_zoo(
     out:str|Path,  # folder; a model is OUT/ARM/SEED
     arms:Iterable=ZOO_ARMS,
@@ -118,9 +130,9 @@ def make_zoo(
     along:Iterable=(),  # steps after which the model is kept as well, as OUT/ARM/SEED/checkpoint-STEP
     say:Callable=None,  # is told of each model
 ) -> list:  # their folders
-    """Trains models of the second language, each into a folder that plain transformers opens, with a card for each arm and
-    `SHA256SUMS` for all. ValueError, before any work, for an arm or a step that is not there, for a model that is there without
-    what is asked for, and for a folder with sums of other files."""
+    """Trains models of the second language, each into a folder that plain transformers opens, with a card for each
+    arm and `SHA256SUMS` for all. ValueError, before any work, for an arm or a step that is not there, for a model
+    that is there without what is asked for, and for a folder with sums of other files."""
     steps, out = _SETTINGS["steps"], Path(out)
     arms, seeds, along = ([*dict.fromkeys(x)] for x in (arms, seeds, along))
     for arm in arms: choose("arm", arm, ZOO_ARMS)

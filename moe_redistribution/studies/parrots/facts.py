@@ -91,6 +91,7 @@ def _parrots_sizes(part) -> dict:
             | _numbered("dense_width", x["dense"]) | _numbered("moe_width", x["moe"])
             | _numbered("experts", x["experts"]) | _numbered("more_experts", [E for _, E in x["more"]]))
 
+# %% ../../../nbs/10_studies/parrots/04_facts.ipynb #cab6d970
 def _parrots_training(part) -> dict:
     "Sections 4.1 and 5.1 on training: name → number, for `optimiser` (sweeps numbered) or `pretraining`."
     x = PARROTS_PAPER[part]

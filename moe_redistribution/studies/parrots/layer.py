@@ -55,6 +55,7 @@ def path_pools(vertices, pool, test, apart=False) -> tuple:
     "(tokens, labels) to train on and to test on; `apart`: no graph of one is in the other."
     return tuple(length2_path(vertices, n, s, *[s] * apart) for n, s in ((pool, "train"), (test, "test")))
 
+# %% ../../../nbs/10_studies/parrots/01_layer.ipynb #0e0c3a67
 def train_paths(m:int, K:int, seeds, vertices=12, f=64, steps=1500, batch=256, lr=1e-2, aux_weight=.01, pool=1 << 16,
                 test=8192, apart=False):
     "(accuracy on the test pool (s,), on as many pairs of the training pool (s,)) of layers trained from scratch."

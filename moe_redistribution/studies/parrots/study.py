@@ -32,6 +32,7 @@ def parrot_of(name) -> dict:
     if not found: refuse("model", "d24, d24-e8, or this with -frozen, -olmoe or -switch", name, "d24-e8")
     return dict(d=int(found[1]), E=int(found[2] or 0), how=found[3] or "")
 
+# %% ../../../nbs/10_studies/parrots/02_study.ipynb #ad3546c9
 def _parrot(name, seed, d_vocab, T, layers=2, heads=2):
     "The model that a name says, with initial weights of this seed."
     d, E, how = parrot_of(name).values()
@@ -207,6 +208,7 @@ def size_explains(sizes, bits) -> float:
     X, y = np.stack([*map(np.log, sizes), np.ones(len(bits))], 1), np.log(np.maximum(bits, 1))
     return 1 - np.var(y - X @ np.linalg.lstsq(X, y, rcond=None)[0]) / np.var(y) if np.ptp(y) else 0.
 
+# %% ../../../nbs/10_studies/parrots/02_study.ipynb #36f8bc17
 def over_models(total, active, bits, shuffles=5000) -> dict:
     "`total`, `active`, `difference` of exponents over models (n,): (estimate, half of its 95 % interval, shuffles' p)."
     X, y = np.stack([np.log(total), np.log(active), np.ones(len(bits))], 1), np.log(np.asarray(bits, float))
@@ -334,6 +336,7 @@ def _on_common_losses(a, b, points=50) -> np.ndarray:
     at = np.linspace(low, high, points)
     return np.stack([np.interp(at, *c) for c in curves])
 
+# %% ../../../nbs/10_studies/parrots/02_study.ipynb #51fc9171
 def _at_equal_loss(a, b, points=50) -> float:
     "Mean of a's value less b's over the losses that both reach, as `_on_common_losses`; nan if there is none."
     x, y = _on_common_losses(a, b, points)
@@ -363,6 +366,7 @@ def _answer_labels(tokens, n):
     after = (tokens == sep).int().cumsum(1) - (tokens == sep).int()
     return (after > 0) & (tokens != pad)
 
+# %% ../../../nbs/10_studies/parrots/02_study.ipynb #fed727e2
 def _right_aligned(tokens, n):
     "Prompts of graph lines (m, T): all up to `<SEP>`, filled up with `<PAD>` at the left; (m, longest)."
     ends = 1 + (tokens == n + 3).int().argmax(1)
@@ -375,6 +379,7 @@ def _graphs_at(graphs, index):
     "The examples of these places among graph queries."
     return type(graphs)(**{name: x[index] for name, x in vars(graphs).items()})
 
+# %% ../../../nbs/10_studies/parrots/02_study.ipynb #86b0bfb6
 def _graph_answers(model, graphs, n) -> dict:
     """Whether a model that writes an answer to each graph on n vertices writes the label (`exact`), and whether it
     writes any shortest path (`valid`): bool (m,) each."""
@@ -396,6 +401,7 @@ def _parrot_rows(arm, seeds, settings, desk):
     for l in learners: getattr(l, f"of_{kind}")()
     return tidy([x for l in learners for x in l.found])
 
+# %% ../../../nbs/10_studies/parrots/02_study.ipynb #1acef142
 def _parrot_content(arm, settings): return [arm, settings[_kind_of(arm)]]
 
 def _parrot_seconds(arm, seeds, settings) -> float:
@@ -422,6 +428,7 @@ SEVEN = ["d24", "d32", "d48", "d16-e8", "d16-e16", "d24-e8", "d32-e4"]
 GRAPH_SETTINGS = dict(n=12, p=.14, graphs=20000, test=1000, layers=3, heads=4, steps=4000, batch=64, lr=3e-3, looks=8,
                       step_seconds=.2, models=["d32", "d64", "d32-e8"])
 
+# %% ../../../nbs/10_studies/parrots/02_study.ipynb #449694cb
 def _parrot_settings(few=None, **more):
     "The settings of all kinds; `few` goes over each of them."
     ROUTERS = dict(models=["d24-e8", "d24-e8-frozen", "d24-e8-olmoe", "d24-e8-switch"], unmasked=["d24-e8", "d48"])
@@ -437,6 +444,8 @@ _APART_ARMS = dict.fromkeys(("apart/k1", "apart/k4", "apart/k16"), range(1, 13))
 _STACK = dict.fromkeys(_PATH_ARMS | _APART_ARMS, 4)
 _TINY = dict(steps=3, models=["d16", "d16-e4"], unmasked=[], sizes=[40, 80], widths=[2, 4], graphs=32, test=32, n=40,
             batch=12, pool=64, looks=2, pairs=[["d16-e4", "d16"]], of="tiny")
+
+# %% ../../../nbs/10_studies/parrots/02_study.ipynb #3c3c3ba2
 PARROT_PRESETS = {
     "tiny": Preset("a few steps of everything: does it run?", dict.fromkeys(
         ("book", "book/d24", "routers", "capacity", "path/k1", "apart/k4", "mixed", "graphs", "fit", "equal"), (1,)),
@@ -460,6 +469,8 @@ _GPU = dict(book=dict(n=30_000, letters=5, digits=8, layers=4, steps=6000, batch
                      models=["d64", "d128", "d256", "d64-e8", "d64-e32", "d128-e8", "d128-e32"]),
            graphs=dict(n=16, p=.18, graphs=200_000, layers=6, heads=4, steps=4000, batch=512, lr=1e-3, step_seconds=.04,
                        models=["d64", "d128", "d256", "d64-e8", "d128-e8"]))
+
+# %% ../../../nbs/10_studies/parrots/02_study.ipynb #bf5cc461
 PARROT_PRESETS |= {
     "gpu": Preset("a book of 30,000 and shortest paths on 16 vertices, on one GPU",
                   dict(book=range(1, 3), graphs=range(1, 3)), 1, _parrot_settings(**_GPU)),
@@ -468,6 +479,7 @@ PARROT_PRESETS |= {
                     note="books and paths: over 100 GPU-hours with the sweeps; pre-training all 36 models of Section "
                          "5: 3.2e21 FLOP, 125 days of an H100 at 30 % of its peak")}
 
+# %% ../../../nbs/10_studies/parrots/02_study.ipynb #84bc57c2
 STUDY = Study("parrots", "What can experts hold? (companion 002)", PARROT_PRESETS, _parrot_rows, _parrot_seconds,
               content=_parrot_content, reads=OF_OTHERS,
               fixed={"fit": "its seed is the number of the model that is left out"})

@@ -101,6 +101,7 @@ def memorise(X, y, K:int) -> dict:
             p["eps"].append(eps)
     return p
 
+# %% ../../../nbs/10_studies/parrots/03_theory.ipynb #4f66efaa
 def hat_output(p, X) -> torch.Tensor:
     "Output (n,) of the layer of `memorise` at points X (n, m), in the precision of X: its sign is the label."
     at = (X @ p["router"].to(X).T).argmax(1)

@@ -67,6 +67,7 @@ def passed_on(t) -> torch.Tensor:
     "The same digit of the question (n, read), 0 at the fourth, and the right answer at the end of it."
     return torch.cat([t.tokens[:, :3], torch.zeros_like(t.tokens[:, :1]), t.targets[:, 4:]], 1)
 
+# %% ../../../nbs/10_studies/parrots_rule/02_study.ipynb #c2180e86
 ANSWER_AT = {"o0-o3": (0, 1, 2, 3), "o0": (0,), "o1": (1,), "o2": (2,)}            # entries of `read` by position
 
 def _scored_apart(t) -> dict:
@@ -121,6 +122,7 @@ def _looked_at(members) -> dict:
                 contested=("digits", "contested", "o0-o3"))
     return {n: found[k].tolist() for n, k in kept.items() if k in found}
 
+# %% ../../../nbs/10_studies/parrots_rule/02_study.ipynb #f686ad11
 def _first_rows(curve, members, arm, enough=.99) -> pd.DataFrame:
     "`reached_99` and `step_99` from looks (step, `_looked_at`), by stratum."
     out, labels = [], dict(condition=arm, stream=members.stream)
@@ -148,6 +150,7 @@ def _look_at(members, arm, settings, curve, found):
     if step not in settings["at"]: return
     found.append(_rule_rows(members, f"{arm}@{step}", fine=step == settings["at"][-1]).to_dict("list"))
 
+# %% ../../../nbs/10_studies/parrots_rule/02_study.ipynb #a54f2b1b
 def _rules_of_draw(arm, seeds, settings, desk):
     "(tensors, info) whose `rows` are those of seeds of one draw, or None when its time is over."
     c, left = _rule_condition(arm, draw_of(seeds[0])), desk.left()                        # registers the task as well
@@ -165,6 +168,7 @@ def _rules_of_draw(arm, seeds, settings, desk):
         if not desk.next(state) and int(members.step[0]) < end: return None
     return {}, dict(rows=tidy([pd.DataFrame(x) for x in found] + [_first_rows(curve, members, arm)]).to_dict("list"))
 
+# %% ../../../nbs/10_studies/parrots_rule/02_study.ipynb #3413ff98
 def _ruled_rows(arm, seeds, settings, desk):
     "The job of this study: the rows of an arm, or None when its time is over."
     if arm.startswith("tables/"): return _rows_by_draw(arm, seeds)
@@ -184,6 +188,7 @@ def _means_by_draw(found) -> pd.DataFrame:
     means = found.assign(seed=found["seed"].map(draw_of) + 1).groupby([*by, "seed"], as_index=False, observed=True)
     return tidy([means["value"].mean().assign(n_examples=0, step=-1)])
 
+# %% ../../../nbs/10_studies/parrots_rule/02_study.ipynb #b248ddbc
 def _rows_by_draw(arm, draws) -> pd.DataFrame:
     "Rows of an arm such as `tables/mixture/rho0.05`: digits without FFN by draw, at the end and at half."
     own, at = arm.removeprefix("tables/"), [f"@{STUDY.presets['small'].settings['at'][-1]}", "@half"]
@@ -205,6 +210,7 @@ def _rule_seconds(arm, seeds, settings) -> float:
     "Seconds of one core that a job is expected to take."
     return len(seeds) * (settings["at"][-1] * RULE_COST[arm.partition("/")[0]] + .5)
 
+# %% ../../../nbs/10_studies/parrots_rule/02_study.ipynb #ee827472
 # of arms that have more seeds than a preset's thirty-two, eight to a table
 MORE_TABLES = {f"{a}/{share}": 6 for share, arms in {"rho0.05": ("dense", "mixture", "frozen"),
                                                 "rho0.2": ("dense", "mixture")}.items() for a in arms}
@@ -215,6 +221,7 @@ def _rule_preset(about, seeds, stack, at, every, **more):
     arms |= {f"tables/{a}": range(1, MORE_TABLES.get(a, 4) + 1) for a in arms if len(arms[a]) == 32}
     return Preset(about, arms, stack, dict(at=at, every=every), **more)
 
+# %% ../../../nbs/10_studies/parrots_rule/02_study.ipynb #46360ce7
 _all, _few, _at = tuple(range(1, 33)), tuple(range(1, 9)), [0, 500, 1000, 2000, 3000]
 STUDY = Study("parrots_rule", "What does attention take over, rule or exception? (companion 002, in add-7)", {
     "tiny": _rule_preset("a few steps: does it run?", {.05: (1, 9)}, 2, [0, 4], 2, recorded=False),
@@ -222,5 +229,6 @@ STUDY = Study("parrots_rule", "What does attention take over, rule or exception?
     "more": _rule_preset("one input in five is an exception", {.2: _all}, 8, _at, 100),
     "plain": _rule_preset("no exceptions: what the others are to be compared with", {0: _few}, 8, _at, 100),
     "paper": Preset("rule and exception in the papers", {"mixture/rho0.05": (1,)},
-                    note="neither paper asks this, so there is no run of theirs to repeat")}, _ruled_rows, _rule_seconds,
+                    note="neither paper asks this, so there is no run of theirs to repeat")},
+              _ruled_rows, _rule_seconds,
               fixed={"tables/": "its seed is a table, the mean of eight recorded seeds of the arm that it names"})

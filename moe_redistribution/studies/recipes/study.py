@@ -21,9 +21,9 @@ from ...training.study import Preset, Study
 
 # %% ../../../nbs/10_studies/recipes/02_study.ipynb #87010005
 RECIPE_ARMS = {"dense": "ffn-h256-silu", "narrow": "ffn-h64-silu", "slow": "ffn-h256-silu+ffnlr0.125",
-         "mixture": "moe-e4k1-h256-silu", "frozen": "moe-e4k1-h256-silu+frozen"}
-TRIED_RECIPES = {"paper": "", "lr0.0003": "+lr0.0003", "lr0.003": "+lr0.003", "lr0.01": "+lr0.01", "lecun": "", "xavier": "",
-           "wd0": "+wd0", "clip0": "+clip0"}
+               "mixture": "moe-e4k1-h256-silu", "frozen": "moe-e4k1-h256-silu+frozen"}
+TRIED_RECIPES = {"paper": "", "lr0.0003": "+lr0.0003", "lr0.003": "+lr0.003", "lr0.01": "+lr0.01",
+                 "lecun": "", "xavier": "", "wd0": "+wd0", "clip0": "+clip0"}
 
 def _recipe_condition(arm:str) -> Condition:
     "The condition of an arm such as `slow/wd0`; one at other initial weights has the paper's name."
@@ -52,13 +52,16 @@ READ_AT = {"first1000": lambda right, lost: right == 1, "loss0.1": lambda right,
 
 @torch.no_grad()
 def _looked(members:Members) -> dict:
-    "Of members as they are: all sums right (s,), loss over all inputs (s,), tens and hundreds right without the FFN (s,)."
+    """Of members as they are: all sums right (s,), loss over all inputs (s,), tens and hundreds right without the FFN
+    (s,)."""
     params, c = unflatten(members.w, members.c), members.c
     s, t = subject(params, c), c.get_task()
     said, asked = without_copy(s, {"ffn_out": "mean"})
-    kept = {t.positions[j]: (said == t.targets)[:, asked[:, j], j].double().mean(1) for j in (1, 2)}      # tens, hundreds
+    # tens, hundreds
+    kept = {t.positions[j]: (said == t.targets)[:, asked[:, j], j].double().mean(1) for j in (1, 2)}
     return dict(right=exact(s.predict() == t.targets), lost=loss(params, t.tokens, t.targets, c)[0]) | kept
 
+# %% ../../../nbs/10_studies/recipes/02_study.ipynb #754191e5
 def _read_due(members:Members, seen:dict, found:dict, last:bool):
     "Adds to `found`, seed → rule → what is read there, what is due at this look."
     for i, seed in enumerate(members.seeds):
@@ -66,8 +69,10 @@ def _read_due(members:Members, seen:dict, found:dict, last:bool):
         for rule, reached in READ_AT.items():
             here = bool(reached(seen["right"][i], seen["lost"][i]))
             if rule not in each and (here or last):
-                each[rule] = {n: x[i].item() for n, x in seen.items()} | dict(step=members.step[i].item(), reached=float(here))
+                each[rule] = ({n: x[i].item() for n, x in seen.items()}
+                              | dict(step=members.step[i].item(), reached=float(here)))
 
+# %% ../../../nbs/10_studies/recipes/02_study.ipynb #4ba74216
 def _recipe_rows(arm, seeds, settings, desk):
     "Rows of an arm, or None when its time is over."
     kind, _, recipe = arm.partition("/")
@@ -85,12 +90,14 @@ def _recipe_rows(arm, seeds, settings, desk):
         desk.tell(max(at / settings["most"], 1 - len(members.seeds) / len(seeds)), seen["lost"].tolist())
         if not still.any(): break
         if not desk.next(state) and not last: return None
-    labels, without = dict(condition=arm, stream="paired", n_examples=1000), dict(site="ffn_out", edit="mean", metric="digits_no_copy")
+    labels, without = (dict(condition=arm, stream="paired", n_examples=1000),
+                       dict(site="ffn_out", edit="mean", metric="digits_no_copy"))
     kinds = {"o1": without | dict(position="o1"), "o2": without | dict(position="o2"), "right": dict(metric="exact"),
              "lost": dict(metric="loss"), "step": dict(metric="step"), "reached": dict(metric="reached")}
     return tidy([rows([found[str(s)][rule][k] for s in seeds], seeds, rule=rule, **labels | what)
                  for rule in READ_AT for k, what in kinds.items()])
 
+# %% ../../../nbs/10_studies/recipes/02_study.ipynb #2d0d3ade
 def _recipe_seconds(arm, seeds, settings) -> float:
     "Seconds of one core that a job is expected to take."
     return len(seeds) * settings["most"] * {"dense": .1, "narrow": .12}.get(arm.partition("/")[0], .3) * .0045
@@ -98,15 +105,20 @@ def _recipe_seconds(arm, seeds, settings) -> float:
 # %% ../../../nbs/10_studies/recipes/02_study.ipynb #8701000d
 BLIND_SEEDS = tuple(range(8101, 8117))
 _ARMS = [f"{kind}/{recipe}" for recipe in TRIED_RECIPES for kind in RECIPE_ARMS]
-_PRESETS = {"tiny": Preset("one seed for a few steps: does it run?", dict.fromkeys(_ARMS[:2] + ["mixture/xavier"], (1,)), 1,
+_PRESETS = {"tiny": Preset("one seed for a few steps: does it run?",
+                           dict.fromkeys(_ARMS[:2] + ["mixture/xavier"], (1,)), 1,
                            dict(most=100), recorded=False),
-            "blind": Preset("eight recipes on seeds that nobody had seen", dict.fromkeys(_ARMS, BLIND_SEEDS), 16, dict(most=4000))}
-STUDY = Study("recipes", "Does the recipe decide what experts leave to attention?", _PRESETS, _recipe_rows, _recipe_seconds)
+            "blind": Preset("eight recipes on seeds that nobody had seen", dict.fromkeys(_ARMS, BLIND_SEEDS), 16,
+                            dict(most=4000))}
+STUDY = Study("recipes", "Does the recipe decide what experts leave to attention?", _PRESETS,
+              _recipe_rows, _recipe_seconds)
 
 # %% ../../../nbs/10_studies/recipes/02_study.ipynb #87010010
-_ASKED = {"mixture-dense": ("mixture", "dense"), "mixture-slow": ("mixture", "slow"), "frozen-mixture": ("frozen", "mixture")}
+_ASKED = {"mixture-dense": ("mixture", "dense"), "mixture-slow": ("mixture", "slow"),
+          "frozen-mixture": ("frozen", "mixture")}
 _GUESS = copying_nulls("add7")["uniform"].mean()
-CONTRASTS = [Contrast(f"{recipe}.{rule}.{pair}", f"{a}/{recipe}", f"{b}/{recipe}", metric="digits_no_copy", seeds=BLIND_SEEDS, margin=.05,
-                      null=round(_GUESS, 4), preset="blind", family=f"{rule}_{pair}".replace("-", "_").replace(".", "_"),
+CONTRASTS = [Contrast(f"{recipe}.{rule}.{pair}", f"{a}/{recipe}", f"{b}/{recipe}", metric="digits_no_copy",
+                      seeds=BLIND_SEEDS, margin=.05, null=round(_GUESS, 4), preset="blind",
+                      family=f"{rule}_{pair}".replace("-", "_").replace(".", "_"),
                       at=dict(position="o1 o2", site="ffn_out", edit="mean", rule=rule))
              for rule in READ_AT for recipe in TRIED_RECIPES for pair, (a, b) in _ASKED.items()]

@@ -51,6 +51,7 @@ class RoutedArm:
         "What does not move in a language model, as `train_language` takes it."
         return () if self.moves and self.width else (r"\.mlp\.gate\.weight$" if self.router else r"\.mlp\.",)
 
+# %% ../../../nbs/10_studies/routers/01_arms.ipynb #9c1a54e7
 _BALANCED = dict(balance=(_LAMBDA := .01))
 ROUTED_ARMS = {
     "dense": RoutedArm(), "dense_scaled": RoutedArm(ffn_rate=.25), "half": RoutedArm(width=.5),

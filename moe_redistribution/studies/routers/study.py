@@ -25,6 +25,7 @@ def _routed_rows(arm, seeds, settings, desk) -> pd.DataFrame:
     task = arm.partition("/")[0]
     return (RuleTrial if task in POPULATIONS else TextTrial)(arm, list(seeds), settings[task], desk).carry_out()
 
+# %% ../../../nbs/10_studies/routers/05_study.ipynb #c00f1e5f
 def _routed_content(arm, settings):
     "What an arm's rows depend on: its FFN and router in full, its task's settings, and its rate."
     S = settings[arm.partition("/")[0]]
@@ -40,11 +41,13 @@ def _routed_seconds(arm, seeds, settings) -> float:
     slower = slower if arm.partition("/")[0] in POPULATIONS else 1
     return len(seeds) * slower * (S["steps"] + 2 * EXCHANGE_STEPS) * S["step_seconds"]
 
+# %% ../../../nbs/10_studies/routers/05_study.ipynb #ea982df3
 TASK_STEPS = {"rule": 3000, "surface": 3000, "book": 600, "planted": 700, "kjv": 700}
 ROUTED_RATES = {t: {"*": r} for t, r in dict(rule=.002, surface=.002, book=.0025, planted=.004, kjv=.002).items()}
 ROUTED_LEVELS = {"rule": {"loss|rule": .14}, "surface": {"loss|rule": .14}, "book": {"loss|later": 1.25},
                  "planted": {"loss|all": 3.9}, "kjv": {}}
 
+# %% ../../../nbs/10_studies/routers/05_study.ipynb #05cab4bb
 def _routed_settings(steps:dict=None, rates:dict=None, levels:dict=None, **more) -> dict:
     "The settings of all tasks; `more`: goes over those of each."
     POP = dict(total=256, hold="", share=0., step_seconds=.006)
@@ -71,6 +74,8 @@ _BOUNDS = {"book": ("dense", "narrow", "none"), "kjv": ("dense", "narrow", "none
 _QUICK = ("rule", "book", "planted")
 _TINY = {t: 4 for t in TASK_STEPS}
 _UNDECIDED = _routed_settings(levels={t: {} for t in TASK_STEPS})                # no levels: the pilot is to set them
+
+# %% ../../../nbs/10_studies/routers/05_study.ipynb #ac5d9933
 ROUTED_PRESETS = {
     "tiny": Preset("a few steps: does it run?",
                    dict.fromkeys([f"{t}/{a}" for t in _QUICK for a in ("straight", "dense")], (1,)), 1,
@@ -87,6 +92,7 @@ ROUTED_PRESETS = {
     "margin": Preset("what width buys, and what is left without an FFN",
                      {f"{t}/{a}": (101, 102, 103, 104) for t, own in _BOUNDS.items() for a in own}, 1, _UNDECIDED)}
 
+# %% ../../../nbs/10_studies/routers/05_study.ipynb #c6a3bdc4
 _SEEDS, _TWINS = range(1, 9), ("straight", "straight_frozen", "frozen")
 _CORE = ("dense", "narrow", "none", *_TWINS, "switch", "switch_frozen", "top2", "top2_frozen", "hashed", "inputs")
 NIGHT_ARMS = {"book": (*_CORE, "hashed2"), "rule": _CORE, "planted": ("dense", "none", *_TWINS, "hashed")}
@@ -97,6 +103,8 @@ MATCHED = {"switch": "switch_frozen_x12", "top2": "top2_frozen_x8"}        # twi
 _AGAIN = (*_TWINS, "switch", "switch_frozen", "top2", "top2_frozen", *MATCHED.values(), "hashed", "hashed2")
 _BALANCE = ("balance", "frozen_balanced", "straight_free")
 def _arms_of(task, arms): return dict.fromkeys([f"{task}/{a}" for a in arms], _SEEDS)
+
+# %% ../../../nbs/10_studies/routers/05_study.ipynb #7c3b3639
 ROUTED_PRESETS |= {
     "night": Preset("every question but two, with eight seeds",
                     {n: s for t, own in NIGHT_ARMS.items() for n, s in _arms_of(t, own).items()}, 1, _routed_settings()),

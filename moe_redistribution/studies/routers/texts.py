@@ -114,6 +114,7 @@ class _TextModel(RoutedTrial):
                           seed=self.seed, loss_of=loss_with_balance(model, self.own.balance, self.task_loss),
                           after_backward=after_step, frozen=self.own.still, **choices)
 
+# %% ../../../nbs/10_studies/routers/04_texts.ipynb #17a59b5e
 def _book_of(S:dict, seed:int) -> tuple:
     "(a phone book of a seed as a text, the loss of its digits)."
     book = PhoneBook(S["n"], S["letters"], S["digits"], seed)

@@ -21,6 +21,7 @@ def log_looks(steps:int, n:int=22, first:int=10) -> list:
     if steps <= first or n < 2: return sorted({*range(1, steps + 1)})[-n:]
     return sorted({round(first * (steps / first) ** (i / (n - 1))) for i in range(n)})
 
+# %% ../../../nbs/10_studies/routers/02_trials.ipynb #7d3946b4
 def _log2_steps(steps:Sequence, values:torch.Tensor, level:float, end:int) -> tuple:
     """(log2 of the step (s,) at which `values` (look, s), which fall, first are at a level or below, whether they are
     (s,)); else log2 of the `end`. Between looks a line in both logarithms; nan is never below."""
@@ -105,6 +106,7 @@ class RoutedTrial:
         metric, stratum = name.split("|")
         if metric == "loss": self.put(metric, x, stratum=stratum, edit=how, site="gates")
 
+# %% ../../../nbs/10_studies/routers/02_trials.ipynb #919f6a8f
 def rate_in(arm:str, S:dict) -> float:
     "The learning rate of an arm: behind its @, or that of the task's settings, `*` for all that they do not name."
     name, _, rate = arm.partition("/")[2].partition("@")

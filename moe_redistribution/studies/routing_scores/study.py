@@ -42,6 +42,7 @@ def chance_of_lead(senders, draws=20_000) -> float:
     leads = np.stack([rng.integers(0, n, draws) for n in senders], 1)
     return float(np.mean([np.bincount(row).max() / len(senders) for row in leads]))
 
+# %% ../../../nbs/10_studies/routing_scores/02_study.ipynb #5cf7ba0c
 def _map_of(frame, metric) -> pd.DataFrame:
     "Senders (rows, without sums) by routers, of one metric of what a `Tally` counts."
     own = frame[(frame["metric"] == metric) & ~frame["unit"].isin(["whole", "remainder", "b_router"])]
@@ -50,6 +51,7 @@ def _map_of(frame, metric) -> pd.DataFrame:
 
 def depth_of(name) -> int: return int(name.split(".")[0][1:])
 
+# %% ../../../nbs/10_studies/routing_scores/02_study.ipynb #32031ae8
 def _claim_values(by_component) -> dict:
     "R1 to R4 of a model with a router in every layer, from its measures by component: metric → number."
     var, aps, ans = (_map_of(by_component, m) for m in ("influence", "aps", "ans"))
@@ -72,6 +74,7 @@ def apart_by_chance(experts:int) -> float:
     "Mean `not_by_norm` of so many experts if those with most influence had nothing to do with those of largest output."
     return 1 - _a_tenth(experts) / experts
 
+# %% ../../../nbs/10_studies/routing_scores/02_study.ipynb #592bac42
 def _expert_values(by_expert) -> dict:
     "R5 and R7 from measures by expert, and how well influence predicts AARV."
     var, aarv, null = (_map_of(by_expert, m) for m in ("influence", "aarv", "null"))
@@ -86,6 +89,7 @@ def _expert_values(by_expert) -> dict:
                 not_by_norm=1 - len(strong & large) / n,
                 aarv_follows=spearmanr(var.to_numpy()[both], aarv.to_numpy()[both]).statistic)
 
+# %% ../../../nbs/10_studies/routing_scores/02_study.ipynb #a51d0ee0
 def _later_influence(s, tokens, without=None) -> float:
     "Sum of the influence of all senders at routers after the first, with an expert's output at zero or as it is."
     edits = None if without is None else combine_edits(s, {without: "zero"})
@@ -118,6 +122,7 @@ def _scored_rows(arm, seeds, settings, desk):
         out.append(rows([loss], [seed], metric="loss", n_examples=held[:, 1:].numel(), **labels))
     return tidy(out)
 
+# %% ../../../nbs/10_studies/routing_scores/02_study.ipynb #1b4d2ef6
 def _study_seconds(arm, seeds, settings):
     "Seconds of one core that a job is expected to take."
     return len(seeds) * (8 + (arm != "untrained") * settings["steps"] * .045)

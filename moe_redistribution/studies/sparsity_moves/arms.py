@@ -21,8 +21,10 @@ HEADLINE4 = (TABLE1["FFN"], FIGURE1["GLU"], TABLE1["MoE"], TABLE1["MoE-GLU"])
 _OURS = {"FFN": "dense", "Narrow FFN": "narrow", "MoE": "mixture", "MoE, frozen router": "frozen router",
          "MoE-GLU": "GLU mixture", "MoE, top-2": "mixture, two experts",
          "FFN, lr × ¼": "slow dense, rate × ¼", "MoE, lr × 4": "mixture, rate × 4"}         # the paper's word → ours
-def _our_name(said): return next((ours + said.removeprefix(theirs) for theirs, ours in sorted(_OURS.items(), key=lambda x: -len(x[0]))
-                              if said == theirs or said.startswith(theirs + ", ")), said)
+def _our_name(said):
+    return next((ours + said.removeprefix(theirs)
+                 for theirs, ours in sorted(_OURS.items(), key=lambda x: -len(x[0]))
+                 if said == theirs or said.startswith(theirs + ", ")), said)
 LABELS = set_labels({name: _our_name(said) for said, name in (TABLE1 | FIGURE1 | ARMS | GELU).items()})
 
 # %% ../../../nbs/10_studies/sparsity_moves/01_arms.ipynb #a59b4030

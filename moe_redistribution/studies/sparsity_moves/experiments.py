@@ -33,6 +33,7 @@ class Experiment:
     @property
     def n_runs(self): return len(self.names) * len(self.seeds)
 
+# %% ../../../nbs/10_studies/sparsity_moves/02_experiments.ipynb #37cf818e
 def grid(key, shapes, activations, options="", seeds=SEEDS, task=None) -> Experiment:
     "Shapes × activations × options, each a list in one string; the key begins with the task unless `task` is given."
     names = (f"{task or key.partition('-')[0]}/{s}-{a}{o}" for a in activations.split()
@@ -104,12 +105,15 @@ AUDIT = {e.key: e for e in (
     Experiment("audit-width", ("add7/glu-h42-silu", "add7/moe_glu-e4k1-h680-silu"), tuple(range(1, 129))),
     Experiment("audit-gelu", tuple(GELU.values()), tuple(range(1, 129))))}
 
+# %% ../../../nbs/10_studies/sparsity_moves/02_experiments.ipynb #d60c00e3
 REPLICATES = Experiment("replicates", (TABLE1["FFN"], TABLE1["MoE"], ARMS["FFN, lr × ¼"]),
                         tuple(10_000 * r + 100 * i + j for r in (0, 1) for i in range(1, 9) for j in range(1, 9)))
 TWINS = Experiment("replicates-modadd", ("modadd/moe-e4k1-h512-gelu", "modadd/moe_glu-e4k1-h340-gelu"),
                    tuple(100 * i + j for i in (1, 2, 3) for j in (1, 2, 3)))
 ENDS = Experiment("audit-ends", (*(n for n in _sweep if n not in ARMS.values()), FIGURE1["GLU"]),
                   tuple(range(129, 161)))  # to the end
+
+# %% ../../../nbs/10_studies/sparsity_moves/02_experiments.ipynb #8c37b8d1
 _DISTURBED = {                                     # what happens after step 2,000, to which
     "ffn-h256-silu+ffnlr2": "reset0.25 reset0.5 reset0.75 reset1 reset0.25,ffnlr0.25 reset1,ffnlr8 reset1,ffnlr0.5 "
         "reset1,ffnlr0.25 reset1,attn reset1,embed reset0.25,fresh reset1,fresh reset1,attn,fresh "
@@ -121,6 +125,8 @@ _DISTURBED = {                                     # what happens after step 2,0
 AFTER = Experiment("audit-after", tuple(f"add7/{n}" for n in (
     *(f"moe-e4k1-h256-silu{o}+ffnlr2" for o in ("+lambda0", "+frozen+lambda0", "+tokens", "+inputs")),
     *(f"{n}@2000:{events}" for n, all_ in _DISTURBED.items() for events in all_.split()))), ENDS.seeds)
+
+# %% ../../../nbs/10_studies/sparsity_moves/02_experiments.ipynb #e4f4e953
 OWN = {e.key: e for e in (*EXPERIMENTS.values(), *AUDIT.values(), REPLICATES, TWINS, ENDS, AFTER)}
 SWEPT = tuple(dict.fromkeys([*TABLE1.values(), *FIGURE1.values(), *AUDIT["audit-rates"].names]))
 
@@ -135,6 +141,7 @@ TABLES = {
     "tab10": "hist-main:gelu", "tab11": "hist-matched:gelu", "tab12": "hist-main:gelu",
     "tab13": "add7-silu add7-gelu add7-matched modadd-gelu modadd-silu modadd-matched hist-main hist-matched"}
 
+# %% ../../../nbs/10_studies/sparsity_moves/02_experiments.ipynb #175e66be
 FIGURES = {
     "fig1": "add7-silu:ffn add7-matched:glu,silu add7-narrow add7-top2:moe add7-silu:moe add7-random:moe",
     "fig3": "fig3a fig3b hist-main:ffn,moe,gelu hist-matched:gelu",
@@ -153,6 +160,7 @@ FIGURES = {
     "fig26": "fig26a fig26b", "fig26a": "add7-silu:glu,moe_glu add7-gelu:glu,moe_glu",
     "fig26b": "modadd-gelu:glu,moe_glu modadd-silu:glu,moe_glu", "fig26c": "add7-silu:moe_glu add7-gelu:moe_glu"}
 
+# %% ../../../nbs/10_studies/sparsity_moves/02_experiments.ipynb #d36c2b5f
 SECTIONS = {"sec1": "add7-silu:ffn,moe add7-matched:glu,silu",
             "sec4.1": "fig3 fig4 fig8 tab10 add7-peractive:silu add7-freeze:moe",
             "sec4.2": "tab1 fig1 add7-top2 fig3b modadd-random:moe", "sec5": "add7-silu:ffn,moe add7-narrow",
@@ -201,6 +209,7 @@ def _item_pairs(item:str) -> tuple:
     found = _line_pairs(ITEMS[item])
     return tuple(found + [p for p in audits if p[1] in {n for _, n in found}])
 
+# %% ../../../nbs/10_studies/sparsity_moves/02_experiments.ipynb #73707e2e
 def conditions_for(item:str) -> list:
     "Names of the conditions behind an item, in the item's own order. Raises ValueError with the nearest valid item."
     return list(dict.fromkeys(n for _, n in _item_pairs(item)))
@@ -228,6 +237,7 @@ class Order(Training):
     priority: int = 5
     preset: str = ""
 
+# %% ../../../nbs/10_studies/sparsity_moves/02_experiments.ipynb #f35dd9cc
 @lru_cache(maxsize=None)
 def _all_orders() -> tuple:
     "Every order there is, first things first."
@@ -251,6 +261,7 @@ def _all_orders() -> tuple:
     twins = [made("twins", 4, TWINS, n, TWINS.seeds, "crossed", "first") for n in TWINS.names]
     return tuple(sorted(first + canonical + shown + many + twice + ends + twins, key=lambda o: o.priority))    # stable
 
+# %% ../../../nbs/10_studies/sparsity_moves/02_experiments.ipynb #74b9b9c2
 def orders(item="all") -> list:
     "What to train for an item, most decisive first. Raises ValueError for an unknown item."
     return [o for o in _all_orders() if (o.experiment, o.condition) in _item_pairs(item)]
@@ -261,6 +272,7 @@ def _items_of(name:str) -> list:
     found = [i for i in ITEMS if name in conditions_for(i)]
     return [i for i in found if not (i[-1].isalpha() and i[:-1] in found)]
 
+# %% ../../../nbs/10_studies/sparsity_moves/02_experiments.ipynb #6f08c6cd
 def registry(item="all") -> pd.DataFrame:
     """One row per condition behind `item`: task, experiments, items, runs by stream, seed-steps, expected CPU hours.
 

@@ -20,7 +20,8 @@ from ...evidence.claims import claims
 from ...report.thumbnails import heading_anchor, stored_figures
 
 # %% ../../../nbs/10_studies/sparsity_moves/04_reading.ipynb #c3e9ead4
-CANONICAL = [(name, "first256") for name in (*(TABLE1 | FIGURE1 | ARMS).values(), "add7/no_ffn", f"{TABLE1['FFN']}+ffnlr0.125")]
+CANONICAL = [(name, "first256") for name in (*(TABLE1 | FIGURE1 | ARMS).values(), "add7/no_ffn",
+                                             f"{TABLE1['FFN']}+ffnlr0.125")]
 
 CANONICAL += [(f"{task}/{v}-gelu", rule) for task, rule in (("modadd", "first99"), ("hist", "best"))
               for v in ("ffn-h512", "moe-e4k1-h512", "glu-h340", "moe_glu-e4k1-h340")] + [("modadd/no_ffn", "best")]
@@ -52,6 +53,7 @@ def _reads_best(item) -> bool:
     return any(n.startswith("modadd/") and (i == item or re.match(rf"{item}[a-z]?(_|$)", i))
                for i, n in zip(own["item"], own["condition"]))
 
+# %% ../../../nbs/10_studies/sparsity_moves/04_reading.ipynb #3b5ae9dc
 def progress(*items, runs=None) -> dict:
     "Runs `needed` and `recorded` for some items: those at the paper's seeds, and those of the audit's (`audit_…`)."
     late = {o for i in items if i != "all" and _reads_best(i) for o in orders(i)}
@@ -76,6 +78,7 @@ SECTION_ITEMS = {
     "App. G": ("9g_controls", "tab7 tab8 tab9 fig23 fig24"), "App. H": ("9h_histogram", "tab10 tab11 tab12"),
     "App. I": ("9i_activations", "tab13 fig25 fig26")}
 
+# %% ../../../nbs/10_studies/sparsity_moves/04_reading.ipynb #a57cfeef
 def section_of(name):
     "The key of `SECTION_ITEMS` that a section of the ledger belongs to, or nothing: `App. C.2.1` → `App. C.2`."
     own = [k for k in SECTION_ITEMS for part in k.split(", ") if name == part or name.startswith(part + ".")]
@@ -89,6 +92,7 @@ def section_of_item(item):
     named = re.match(r"(app|sec)([A-Z\d][\d.]*)", item)
     return own[0] if own else section_of({"app": "App. ", "sec": "§"}[named[1]] + named[2]) if named else ""
 
+# %% ../../../nbs/10_studies/sparsity_moves/04_reading.ipynb #9edcfedf
 def item_page(item) -> str:
     "The page that treats an item, a path under nbs/; empty where none does."
     section = section_of_item(item)
@@ -135,6 +139,7 @@ def item_figure(item:str) -> str:
     own = rf"fig-{'t' if item[:3] == 'tab' else ''}{item[3:]}[a-z]?-"
     return next((x for x in labels if re.match(own, x)), "")
 
+# %% ../../../nbs/10_studies/sparsity_moves/04_reading.ipynb #3331f037
 def item_anchor(item:str) -> str:
     "Where its page treats an item: a heading that names it, else its figure, else the top (empty)."
     figure = item_figure(item)

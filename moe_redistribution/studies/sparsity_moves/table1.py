@@ -60,6 +60,7 @@ def _print_table(text, title):
         part = text[[c for c in text if c.split(":")[0].split(",")[0] == block]]
         print("\n" + part.to_string(justify="left"))
 
+# %% ../../../nbs/10_studies/sparsity_moves/05_table1.ipynb #77556820
 def report1(rows, rules, out) -> list:
     "Prints Table 1 at each rule and the nulls; writes rows, both comparisons and Figure 1 under `out`. The paths."
     for rule in rules:

@@ -21,7 +21,8 @@ from ..routers.arms import routed_model
 # %% ../../../nbs/10_studies/standing_routes/01_arms.ipynb #5e700005
 @dataclass(frozen=True)
 class Pairs:
-    "A language in which a pair of tokens says the next one, by a table of `seed`; a share `noise` of tokens is another."
+    """A language in which a pair of tokens says the next one, by a table of `seed`; a share `noise` of tokens is
+    another."""
     d_vocab: int
     noise: float
     seed: int
@@ -33,9 +34,11 @@ class Pairs:
         for t in range(2, T): x[:, t] = torch.where(astray[:, t], x[:, t], table[x[:, t - 2], x[:, t - 1]])
         return x
 
+# %% ../../../nbs/10_studies/standing_routes/01_arms.ipynb #fcb17a3c
 @dataclass(frozen=True)
 class _Spelled:
-    "A book of `n` entries drawn by `seed`: names of `letters` tokens, each 0 or 1, no two alike, and one of `answers` signs."
+    """A book of `n` entries drawn by `seed`: names of `letters` tokens, each 0 or 1, no two alike, and one of
+    `answers` signs."""
     n: int
     letters: int
     answers: int
@@ -48,12 +51,14 @@ class _Spelled:
         return torch.cat([names, 2 + torch.randint(self.answers, (self.n, 1), generator=g)], 1)
     def batch(self, size:int, *what:object) -> torch.Tensor:
         "`size` entries (size, letters + 1) that `what` draws, one more than once if so."
-        return self.entries()[torch.randint(self.n, (size,), generator=generator_of("read in a spelled book", self.seed, *what))]
+        return self.entries()[torch.randint(self.n, (size,), generator=generator_of("read in a spelled book",
+                                                                                    self.seed, *what))]
 
+# %% ../../../nbs/10_studies/standing_routes/01_arms.ipynb #f31f872d
 @dataclass(frozen=True)
 class _RouteTask:
-    """A task for one seed. `batches(step)` and `heldout` (n, T + 1): windows; `counted` (T,): tokens whose loss is read;
-    `shown` (n, T): tokens by which routes settle, in a table by the `last` tokens (0: all that was read)."""
+    """A task for one seed. `batches(step)` and `heldout` (n, T + 1): windows; `counted` (T,): tokens whose loss is
+    read; `shown` (n, T): tokens by which routes settle, in a table by the `last` tokens (0: all that was read)."""
     d_vocab: int
     batches: Callable
     heldout: torch.Tensor
@@ -62,32 +67,35 @@ class _RouteTask:
     shown: torch.Tensor
     last: int
 
+# %% ../../../nbs/10_studies/standing_routes/01_arms.ipynb #fee322c4
 def task_of(name:str, S:dict, seed:int) -> _RouteTask:
-    """The task `book`, `spelled` or `pairs` with settings `S`. On the book each later digit counts, on the spelled one the
-    answer, and routes settle by all that was read; on pairs each token behind a pair, and by the pair. ValueError for
-    another name."""
+    """The task `book`, `spelled` or `pairs` with settings `S`. On the book each later digit counts, on the spelled
+    one the answer, and routes settle by all that was read; on pairs each token behind a pair, and by the pair.
+    ValueError for another name."""
     if choose("task", name, ["book", "spelled", "pairs"]) == "spelled":
         spelled, T = _Spelled(S["n"], S["letters"], S["answers"], seed), S["letters"]
         answer, every = torch.arange(T + 1) == T, spelled.entries()
-        return _RouteTask(spelled.d_vocab, lambda step: spelled.batch(S["batch"], step), every, answer[1:], loss_at(answer),
-                          every[:, :-1], 0)
+        return _RouteTask(spelled.d_vocab, lambda step: spelled.batch(S["batch"], step), every, answer[1:],
+                          loss_at(answer), every[:, :-1], 0)
     if name == "book":
         book = PhoneBook(S["n"], S["letters"], S["digits"], seed)
         later = book.labels() & (book.labels().long().cumsum(0) > 1)
-        return _RouteTask(book.d_vocab, book.batches(S["batch"], seed), book.queries(min(S["heldout"], book.n), "asked"),
-                     later[1:], loss_at(book.labels()), book.entries(range(book.n))[:, :-1], 0)
+        return _RouteTask(book.d_vocab, book.batches(S["batch"], seed),
+                          book.queries(min(S["heldout"], book.n), "asked"),
+                          later[1:], loss_at(book.labels()), book.entries(range(book.n))[:, :-1], 0)
     text, T = Pairs(S["d_vocab"], S["noise"], seed), S["sizes"]["T"]
-    return _RouteTask(text.d_vocab, lambda step: text.write(S["batch"], T + 1, step), text.write(S["heldout"], T + 1, "held"),
-                 torch.arange(T) > 0, next_token_loss, text.write(S["shown"], T, "shown"), 2)
+    return _RouteTask(text.d_vocab, lambda step: text.write(S["batch"], T + 1, step),
+                      text.write(S["heldout"], T + 1, "held"),
+                      torch.arange(T) > 0, next_token_loss, text.write(S["shown"], T, "shown"), 2)
 
 # %% ../../../nbs/10_studies/standing_routes/01_arms.ipynb #5e70000a
 @dataclass(frozen=True)
 class _StandingArm:
     """Four experts with a router of `OWN_ROUTERS`, in `layers` (all), with its `choices`; elsewhere `straight` ones.
-    `settles`: the step from which its routes are a table, one that is dealt by chance if it does not `fill`; `replays`: its
-    table has the routes that a learned router ended with; `moves`: does a map learn, and at which `map_rate` beside the rest;
-    `balance`: share of the balance loss that it has. Without `word` a dense FFN, a share `width` as wide; `vector`: each
-    layer adds one that it learns for each token."""
+    `settles`: the step from which its routes are a table, one that is dealt by chance if it does not `fill`;
+    `replays`: its table has the routes that a learned router ended with; `moves`: does a map learn, and at which
+    `map_rate` beside the rest; `balance`: share of the balance loss that it has. Without `word` a dense FFN, a share
+    `width` as wide; `vector`: each layer adds one that it learns for each token."""
     word: str = "straight"
     layers: tuple = None
     choices: dict = field(default_factory=dict)
@@ -100,6 +108,7 @@ class _StandingArm:
     map_rate: float = 1.
     vector: bool = False
 
+# %% ../../../nbs/10_studies/standing_routes/01_arms.ipynb #7e501d6e
 _LAYERS = 4
 _LATER = 120                                                            # a fifth of a training
 def _hash(**choices): return _StandingArm("hashed", choices=choices)
@@ -120,11 +129,13 @@ STANDING_ARMS = {
     "again": _hash(again=_LATER), "place": _StandingArm("placed"), "prefix": _StandingArm("inputs"),
     "pair": _StandingArm("inputs", choices=dict(last=2)),
     "name": _StandingArm("inputs", choices=dict(first=5)),
-    "token_map": _StandingArm("of_token"), "silent0.1": _hash(silent=.1), "vector": _StandingArm("", width=.25, vector=True),
+    "token_map": _StandingArm("of_token"), "silent0.1": _hash(silent=.1),
+    "vector": _StandingArm("", width=.25, vector=True),
     "late_text": _StandingArm("settling", settles=_LATER, fills=False),
     "late_token": _StandingArm("settling", choices=dict(last=1), settles=_LATER, fills=False),
     **{f"{word}{apart}{slow}": _StandingArm(own, choices=dict(apart=True) if apart else {}, map_rate=.1 if slow else 1.)
-       for word, own in dict(learned="straight", switch="switch").items() for apart in ("", "_apart")[:1 + (word == "learned")]
+       for word, own in dict(learned="straight", switch="switch").items()
+       for apart in ("", "_apart")[:1 + (word == "learned")]
        for slow in ("", "_slow") if apart or slow}}
 
 # %% ../../../nbs/10_studies/standing_routes/01_arms.ipynb #5e70000c
@@ -139,6 +150,7 @@ def _with_vectors(model:torch.nn.Module) -> torch.nn.Module:
     model.get_input_embeddings().register_forward_pre_hook(hear)
     return model
 
+# %% ../../../nbs/10_studies/standing_routes/01_arms.ipynb #2b2e1c5c
 def standing_model(arm:str, asked:_RouteTask, seed:int, sizes:dict) -> torch.nn.Module:
     """The untrained model of an arm: what is no FFN is drawn by the seed alone, and so are the maps that learn.
     ValueError for another arm."""

@@ -22,7 +22,7 @@ from .arms import STANDING_ARMS, standing_model, task_of
 
 # %% ../../../nbs/10_studies/standing_routes/02_study.ipynb #5e710005
 _LOOKS = 20
-_BALANCE = .01                                                          # weight of the balance loss of whatever is a map
+_BALANCE = .01                                                      # weight of the balance loss of whatever is a map
 _MAPS = r"\.mlp\.gate\.weight$"
 
 class _StandingTrial(RoutedTrial):
@@ -95,11 +95,12 @@ def _standing_rows(arm, seeds, settings, desk) -> pd.DataFrame:
     "The job of this study."
     return _StandingTrial(arm, list(seeds), settings[arm.partition("/")[0]], desk).carry_out()
 
+# %% ../../../nbs/10_studies/standing_routes/02_study.ipynb #716d9bf2
 def _standing_content(arm, settings):
     "What an arm's rows depend on: its router in full, its task's settings, and its rate."
     task, _, name = arm.partition("@")[0].partition("/")
     S, own = settings[task], asdict(STANDING_ARMS[name])
-    for n, usual in dict(balance=1., fills=True, map_rate=1., vector=False).items():       # are younger than the first rows
+    for n, usual in dict(balance=1., fills=True, map_rate=1., vector=False).items():   # are younger than the first rows
         if own[n] == usual: del own[n]
     return [arm.partition("@")[0], own, {k: v for k, v in S.items() if k != "lr"} | dict(rate=rate_in(arm, S))]
 
@@ -108,45 +109,58 @@ def _standing_seconds(arm, seeds, settings) -> float:
     S = settings[arm.partition("/")[0]]
     return len(seeds) * S["steps"] * S["step_seconds"] * (2 if arm.endswith("/replayed") else 1)
 
+# %% ../../../nbs/10_studies/standing_routes/02_study.ipynb #83e8ebc8
 def _common_settings(steps:int=600, **levels) -> dict:
     "The settings of all tasks."
     sizes = dict(d=32, heads=2, h=64)
-    BOOK = dict(n=500, letters=4, digits=5, batch=64, heldout=256, lr={"*": .003}, step_seconds=.02, sizes=sizes | dict(T=11))
+    BOOK = dict(n=500, letters=4, digits=5, batch=64, heldout=256, lr={"*": .003}, step_seconds=.02,
+                sizes=sizes | dict(T=11))
     PAIRS = dict(d_vocab=48, noise=.1, batch=64, heldout=128, shown=8000, lr={"*": .003}, step_seconds=.022,
                  sizes=sizes | dict(T=16))
     SPELLED = dict(n=500, letters=10, answers=48, batch=64, lr={"*": .003, "dense": .001}, step_seconds=.03,
                    sizes=sizes | dict(T=10))
-    return {t: S | dict(steps=steps, levels=levels.get(t, {})) for t, S in dict(book=BOOK, pairs=PAIRS, spelled=SPELLED).items()}
+    return {t: S | dict(steps=steps, levels=levels.get(t, {}))
+            for t, S in dict(book=BOOK, pairs=PAIRS, spelled=SPELLED).items()}
 
+# %% ../../../nbs/10_studies/standing_routes/02_study.ipynb #080080ae
 ROUTE_TASKS = ("book", "pairs")
-_BESIDE_CHANCE = ("learned", "hash", "token_map", "silent0.1", "exchange0.1", "vector", "kept", "late_text", "token_kept", "late_token",
-                  "early", "replayed", "prefix")
-_TUNED = ("dense", "narrow", "hash", *(f"{a}{slow}" for a in ("learned", "learned_apart", "switch") for slow in ("", "_slow")))
-_PILOT, _UNSEEN, _NEWER, _NEWEST = (901, 902, 903, 904), tuple(range(17, 25)), tuple(range(25, 33)), tuple(range(33, 41))
-SIXTEEN_SEEDS = ("learned", "hash", "kept", "first2", "last2", "counts", "first1", "last1", "first3", "last3", "map_kept",
-            "exchange0.1", "turn", "chance", "again", "place", "lag100", "replayed")
-_EIGHT = ("dense", "narrow", "exchange0.01", "exchange0.03", "exchange0.3", "still_map", "unseen", "switch", "token_kept",
-          "kept_late", "lag10", "prefix")
+_BESIDE_CHANCE = ("learned", "hash", "token_map", "silent0.1", "exchange0.1", "vector", "kept", "late_text",
+                  "token_kept", "late_token", "early", "replayed", "prefix")
+_TUNED = ("dense", "narrow", "hash",
+          *(f"{a}{slow}" for a in ("learned", "learned_apart", "switch") for slow in ("", "_slow")))
+_PILOT, _UNSEEN, _NEWER, _NEWEST = ((901, 902, 903, 904), tuple(range(17, 25)), tuple(range(25, 33)),
+                                    tuple(range(33, 41)))
+SIXTEEN_SEEDS = ("learned", "hash", "kept", "first2", "last2", "counts", "first1", "last1", "first3", "last3",
+                 "map_kept", "exchange0.1", "turn", "chance", "again", "place", "lag100", "replayed")
+_EIGHT = ("dense", "narrow", "exchange0.01", "exchange0.03", "exchange0.3", "still_map", "unseen", "switch",
+          "token_kept", "kept_late", "lag10", "prefix")
 EIGHT_SEEDS = dict(book=(*_EIGHT, "name"), pairs=_EIGHT)
 def _seeds_by_arm(task, seeds, *arms): return {f"{task}/{a}": tuple(seeds) for a in arms}
 def _both(seeds, *arms): return _seeds_by_arm("book", seeds, *arms) | _seeds_by_arm("pairs", seeds, *arms)
+
+# %% ../../../nbs/10_studies/standing_routes/02_study.ipynb #cf6eb23e
 STANDING_PRESETS = {
     "tiny": Preset("a few steps: does it run?", _both((1,), *STANDING_ARMS), 1, _common_settings(8), recorded=False),
     "small": Preset("three questions in minutes: two seeds on a phone book",
-                    {f"book/{a}": (1, 2) for a in ("learned", "hash", "kept", "first2", "last2", "counts")}, 1, _common_settings()),
+                    {f"book/{a}": (1, 2) for a in ("learned", "hash", "kept", "first2", "last2", "counts")}, 1,
+                    _common_settings()),
     "pilot": Preset("what width buys, and whether learned routes and a hash differ, on seeds of its own",
                     _both(_PILOT, "dense", "narrow", "learned", "hash"), 1, _common_settings()),
     "decide": Preset("every arm that a contrast reads", _both(range(1, 17), *SIXTEEN_SEEDS), 1, _common_settings()),
     "curve": Preset("doses, bounds and twins that draw the curve",
-                    {n: s for t in ROUTE_TASKS for n, s in _seeds_by_arm(t, range(1, 9), *EIGHT_SEEDS[t]).items()}, 1, _common_settings()),
-    "confounds": Preset("what a reader of the first rows asked, on seeds of its own", _both(_UNSEEN, "learned", "unbalanced", "hash",
-                        "early", "kept", "token_kept", "prefix", "replayed"), 1, _common_settings()),
+                    {n: s for t in ROUTE_TASKS for n, s in _seeds_by_arm(t, range(1, 9), *EIGHT_SEEDS[t]).items()}, 1,
+                    _common_settings()),
+    "confounds": Preset("what a reader of the first rows asked, on seeds of its own",
+                        _both(_UNSEEN, "learned", "unbalanced", "hash", "early", "kept", "token_kept", "prefix",
+                              "replayed"), 1, _common_settings()),
     "keys": Preset("what an untrained map is worth beside a hash of the same key, on seeds of its own",
-                   _both(_NEWER, "learned", "hash", "early", "early_token") | _seeds_by_arm("pairs", _NEWER, "pair"), 1, _common_settings()),
+                   _both(_NEWER, "learned", "hash", "early", "early_token") | _seeds_by_arm("pairs", _NEWER, "pair"), 1,
+                   _common_settings()),
     "chance": Preset("stored choices beside chance, a router that reads the token alone, and tokens that get nothing",
                      _both(_NEWEST, "narrow", *_BESIDE_CHANCE) | _seeds_by_arm("pairs", _NEWEST, "pair"), 1, _common_settings()),
     "worth": Preset("a tuned router where the right expert hangs on what was read, on seeds of its own",
-                    _seeds_by_arm("spelled", _NEWEST, "dense", "narrow", "learned_apart", "hash", "prefix", "kept", "late_text", "token_map"), 1, _common_settings()),
+                    _seeds_by_arm("spelled", _NEWEST, "dense", "narrow", "learned_apart", "hash", "prefix", "kept", "late_text",
+                        "token_map"), 1, _common_settings()),
     "tuning": Preset("a learned router on a spelled book, until it is worth more than one expert's width",
                      _seeds_by_arm("spelled", _PILOT, *(f"{a}@{r}" for a in _TUNED for r in (.001, .003, .006))), 1, _common_settings())}
 STUDY = Study("standing_routes", "Should a route stand still?", STANDING_PRESETS, _standing_rows, _standing_seconds,
@@ -156,36 +170,46 @@ STUDY = Study("standing_routes", "Should a route stand still?", STANDING_PRESETS
 STANDING_MARGINS = dict(book=.09, pairs=.06, spelled=.17)             # a quarter of what the pilot's width bought
 _WHERE = dict(book="on a phone book of 500 entries", pairs="on a language of pairs",
               spelled="on a book of 500 entries that are spelled in two letters, at the last step")
-_SAID = {"kept-hash": ("0", "routes that a learned router had after a fifth of the training, kept from then on, lose as little as a hash"),
+_SAID = {"kept-hash": ("0", "routes that a learned router had after a fifth of the training, kept from then on, "
+                            "lose as little as a hash"),
          "first2-last2": ("-", "a hash in the first two of four layers loses less than one in the last two"),
-         "counts-hash": ("0", "a hash that balances how frequent tokens are loses as much as one that deals as many to each expert"),
+         "counts-hash": ("0", "a hash that balances how frequent tokens are loses as much as one that deals as many "
+                              "to each expert"),
          "unbalanced-learned": ("0", "a learned router without a balance loss loses as much as one with it"),
-         "token_kept-learned": ("-", "the expert of each token, kept from a fifth of the training on, loses less than a "
-                                "router that goes on to learn"),
-         "kept-late_text": ("-", "routes of what was read that a learned router had after a fifth of the training, kept from then on, "
-                           "lose less than routes by the same key that are dealt by chance at that step"),
-         "token_kept-late_token": ("-", "the expert of each token, kept from a fifth of the training on, loses less than one that is dealt "
-                                  "by chance at that step"),
+         "token_kept-learned": ("-", "the expert of each token, kept from a fifth of the training on, "
+                                     "loses less than a router that goes on to learn"),
+         "kept-late_text": ("-", "routes of what was read that a learned router had after a fifth of the training, "
+                                 "kept from then on, lose less than routes by the same key that are dealt by chance "
+                                 "at that step"),
+         "token_kept-late_token": ("-", "the expert of each token, kept from a fifth of the training on, "
+                                        "loses less than one that is dealt by chance at that step"),
          "learned_apart-narrow": ("-", "a router that learns loses less than one dense FFN of a single expert's width"),
          "learned_apart-hash": ("-", "a router that learns loses less than a hash of the token"),
          "prefix-hash": ("-", "a hash of all that was read loses less than a hash of the token"),
-         "token_map-hash": ("+", "a router that learns and reads nothing but the token loses more than a hash of the token"),
-         "silent0.1-hash": ("+", "a hash of the token loses more where a tenth of the tokens gets nothing of the FFN at each step, "
-                            "though no route changes"),
-         "early_token-learned": ("-", "the expert of each token that an untrained map gives it, kept from the first step on, loses less than "
-                                 "a router that goes on to learn")}
-_ASKED = dict(still=("kept-hash", "kept-learned", "replayed-hash", "map_kept-learned", "lag100-learned", "exchange0.1-hash",
-                     "place-hash", "learned-hash"),
+         "token_map-hash": ("+", "a router that learns and reads nothing but the token loses more than a hash "
+                                 "of the token"),
+         "silent0.1-hash": ("+", "a hash of the token loses more where a tenth of the tokens gets nothing of the FFN "
+                                 "at each step, though no route changes"),
+         "early_token-learned": ("-", "the expert of each token that an untrained map gives it, "
+                                      "kept from the first step on, loses less than a router that goes on to learn")}
+
+# %% ../../../nbs/10_studies/standing_routes/02_study.ipynb #1c15a6a9
+_ASKED = dict(still=("kept-hash", "kept-learned", "replayed-hash", "map_kept-learned", "lag100-learned",
+                     "exchange0.1-hash", "place-hash", "learned-hash"),
               layers=("first1-last1", "first2-last2", "first3-last3"),
               table=("turn-hash", "chance-hash", "counts-hash", "again-hash"),
-              confounds=("unbalanced-learned", "token_kept-learned", "token_kept-hash", "early-kept", "replayed-prefix"),
+              confounds=("unbalanced-learned", "token_kept-learned", "token_kept-hash", "early-kept",
+                         "replayed-prefix"),
               keys=("early_token-learned", "early_token-hash"),
               chance=("kept-late_text", "token_kept-late_token"),
-              parts=("token_map-hash", "token_map-learned", "silent0.1-hash", "exchange0.1-silent0.1", "hash-vector", "vector-narrow"))
+              parts=("token_map-hash", "token_map-learned", "silent0.1-hash", "exchange0.1-silent0.1", "hash-vector",
+                     "vector-narrow"))
 _LATER_SEEDS = dict(confounds=_UNSEEN, keys=_NEWER, chance=_NEWEST, parts=_NEWEST, worth=_NEWEST)
 DEALT = {f"{t}/{stored}": f"{t}/{by_chance}" for t in ROUTE_TASKS for stored, by_chance in dict(
     kept="late_text", token_kept="late_token", early_token="hash", early=dict(book="prefix", pairs="pair")[t],
     replayed=dict(book="prefix", pairs="pair")[t]).items()}
+
+# %% ../../../nbs/10_studies/standing_routes/02_study.ipynb #4d71124d
 def _pair_contrast(task, family, pair) -> Contrast:
     (a, b), (expects, said), later = pair.split("-"), _SAID.get(pair, ("+", "")), family in _LATER_SEEDS
     return Contrast(f"{task}.{pair}", f"{task}/{a}", f"{task}/{b}", metric="loss" if task == "spelled" else "mean_loss",
@@ -193,10 +217,14 @@ def _pair_contrast(task, family, pair) -> Contrast:
                     null="none", margin=STANDING_MARGINS[task],
                     preset=dict(parts="chance").get(family, family) if later else "decide", family=f"{task}_{family}",
                     expects=expects, power=(f"{task}/learned", f"{task}/hash") if said and expects == "0" else (),
-                    says=said and f"{_WHERE[task]}, {said}.", page="10_studies/standing_routes/41_standing_routes.ipynb")
+                    says=said and f"{_WHERE[task]}, {said}.",
+                    page="10_studies/standing_routes/41_standing_routes.ipynb")
+
+# %% ../../../nbs/10_studies/standing_routes/02_study.ipynb #c41e0416
 CONTRASTS = [_pair_contrast(t, family, pair) for t in ROUTE_TASKS for family, pairs in _ASKED.items() for pair in pairs]
 CONTRASTS.append(_pair_contrast("pairs", "keys", "early-pair"))            # the book's key is all that was read: `prefix`
 CONTRASTS += [_pair_contrast("book", "chance", "early-prefix"), _pair_contrast("pairs", "chance", "replayed-pair")]
 CONTRASTS += [_pair_contrast("spelled", "worth", pair) for pair in (
-    "learned_apart-narrow", "learned_apart-hash", "learned_apart-prefix", "prefix-hash", "kept-late_text", "token_map-hash")]
+    "learned_apart-narrow", "learned_apart-hash", "learned_apart-prefix", "prefix-hash", "kept-late_text",
+    "token_map-hash")]
 DEALT["spelled/kept"] = "spelled/late_text"

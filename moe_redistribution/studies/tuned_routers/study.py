@@ -12,7 +12,8 @@ import pandas as pd
 import torch
 from ...evidence.planned import Contrast
 from ...instruments.rows import tidy
-from ...language.routers import after_step, chosen_experts, loss_with_balance, own_routers, put_router, settle
+from ...language.routers import (after_step, chosen_experts, loss_with_balance, own_routers, put_router,
+                                                 settle)
 from ...language.small import heldout_losses, next_token_loss
 from ...language.training import train_part
 from ..routers.arms import routed_model
@@ -45,13 +46,14 @@ class _NewPairs(Pairs):
 
 # %% ../../../nbs/10_studies/tuned_routers/02_study.ipynb #5e9f2c8c
 _MAPS = r"\.mlp\.gate\.weight$"
-_TUNINGS = {"free": {}, "frozen": dict(frozen=(_MAPS,)), "slow": dict(rates=((_MAPS, .1),)), "unbalanced": dict(balance=0.),
-            "kept": dict(table="old"), "dealt": dict(table="chance"), "renamed": dict(table="renamed"),
-            "token": dict(table="token")}
+_TUNINGS = {"free": {}, "frozen": dict(frozen=(_MAPS,)), "slow": dict(rates=((_MAPS, .1),)),
+            "unbalanced": dict(balance=0.), "kept": dict(table="old"), "dealt": dict(table="chance"),
+            "renamed": dict(table="renamed"), "token": dict(table="token")}
 TUNED_ARMS = {"straight": [*_TUNINGS][:6], "switch": [*_TUNINGS][:4],
               "tables": ["free", "kept", "renamed", "dealt", "token"], "dense": ["free"], "narrow": ["free"]}
 _LAYERS, _BALANCE = 4, .01
 
+# %% ../../../nbs/10_studies/tuned_routers/02_study.ipynb #239684f2
 class _TunedTrial(RoutedTrial):
     "One seed of a model, trained on the old text, and all tunings of it."
     def __post_init__(self):
@@ -70,15 +72,18 @@ class _TunedTrial(RoutedTrial):
         return put_router(model, word, self.seed, **choices)
 
     def lost(self, model:torch.nn.Module) -> dict:
-        "Nats of what a pair says: of the new text, of old pairs that it does not show, and of those that it says otherwise."
+        """Nats of what a pair says: of the new text, of old pairs that it does not show, and of those that it says
+        otherwise."""
         new, old = (heldout_losses(model, self.held[n])[:, 1:].double() for n in ("new", "old"))
         x = self.held["old"]
         shown = self.new.shown()[x[:, :-2], x[:, 1:-1]]
-        return {"loss|new": new.mean().item(), "loss|old": old[~shown].mean().item(), "loss|unlearned": old[shown].mean().item()}
+        return {"loss|new": new.mean().item(), "loss|old": old[~shown].mean().item(),
+                "loss|unlearned": old[shown].mean().item()}
 
     @torch.no_grad()
     def put_table(self, model, table:str):
-        "From now on routes stand in a table: those of the old text, these with experts renamed, or drawn by chance, by pair or token."
+        """From now on routes stand in a table: those of the old text, these with experts renamed, or drawn by chance,
+        by pair or token."""
         if table in ("old", "renamed"): settle(model, self.old.write(self.S["shown"], self.S["T"], "shown"))
         for m in own_routers(model) if table else ():
             m.settled.fill_(True)                                                # where nothing filled it, by chance
@@ -89,8 +94,9 @@ class _TunedTrial(RoutedTrial):
         "Trains a model on a text as a part of the job; what was seen along the way."
         S = self.S
         return train_part(self.desk, part, model, lambda step: text.write(S["batch"], S["T"] + 1, step), steps,
-                          .9 * steps / self.steps(), lr=lr, clip=0., schedule="constant", seed=self.seed, looks=min(20, steps),
-                          after_backward=after_step, loss_of=loss_with_balance(model, _BALANCE * balance, next_token_loss),
+                          .9 * steps / self.steps(), lr=lr, clip=0., schedule="constant", seed=self.seed,
+                          looks=min(20, steps), after_backward=after_step,
+                          loss_of=loss_with_balance(model, _BALANCE * balance, next_token_loss),
                           measures=dict(heldout=self.lost), **choices)
     def steps(self) -> int: return self.S["steps"] + len(TUNED_ARMS[self.base]) * self.S["tuned"]
 
@@ -135,40 +141,57 @@ def _tuned_seconds(arm, seeds, settings) -> float:
     "Seconds of one core that a job is expected to take."
     return len(seeds) * settings["step_seconds"] * (settings["steps"] + len(TUNED_ARMS[arm]) * settings["tuned"])
 
+# %% ../../../nbs/10_studies/tuned_routers/02_study.ipynb #f29d645e
 def _settings(steps:int=600, tuned:int=300) -> dict:
     "What all arms have in common."
-    return dict(d_vocab=48, noise=.1, batch=64, T=16, heldout=256, shown=8000, steps=steps, tuned=tuned, lr=.003, tuned_lr=.001,
-                step_seconds=.023, levels={}, sizes=dict(d=32, heads=2, h=64))
+    return dict(d_vocab=48, noise=.1, batch=64, T=16, heldout=256, shown=8000, steps=steps, tuned=tuned,
+                lr=.003, tuned_lr=.001, step_seconds=.023, levels={}, sizes=dict(d=32, heads=2, h=64))
 
 _PILOT, TUNED_SEEDS = (961, 962), tuple(range(3001, 3017))              # the latter in no row, page or trial before
 TABLE_SEEDS = tuple(range(3017, 3025))                                 # not used before, either
 TUNED_PRESETS = {
     "tiny": Preset("a few steps: does it run?", dict.fromkeys(TUNED_ARMS, (1,)), 1, _settings(8, 4), recorded=False),
-    "pilot": Preset("what width buys", dict.fromkeys(("straight", "switch", "dense", "narrow"), _PILOT), 1, _settings()),
-    "tuned": Preset("three models, tuned in up to five ways", dict.fromkeys(("straight", "switch", "dense"), TUNED_SEEDS), 1, _settings()),
-    "tables": Preset("what a table of routes is worth, and what it costs to put one in", dict(tables=TABLE_SEEDS), 1, _settings())}
-STUDY = Study("tuned_routers", "Should a router be frozen while a mixture is fine-tuned?", TUNED_PRESETS, _tuned_rows, _tuned_seconds,
-              threads=1)
+    "pilot": Preset("what width buys",
+                    dict.fromkeys(("straight", "switch", "dense", "narrow"), _PILOT), 1, _settings()),
+    "tuned": Preset("three models, tuned in up to five ways",
+                    dict.fromkeys(("straight", "switch", "dense"), TUNED_SEEDS), 1, _settings()),
+    "tables": Preset("what a table of routes is worth, and what it costs to put one in",
+                     dict(tables=TABLE_SEEDS), 1, _settings())}
+STUDY = Study("tuned_routers", "Should a router be frozen while a mixture is fine-tuned?", TUNED_PRESETS,
+              _tuned_rows, _tuned_seconds, threads=1)
 
 # %% ../../../nbs/10_studies/tuned_routers/02_study.ipynb #cf089500
 _ON = "when a small mixture is tuned on a new text,"
 _WEIGHED = dict(straight="", switch=", and experts are weighted by their probability,")
-_SAID = {"new.kept-free": ("-", "routes of pairs that are kept from the old text on lose less of the new text than a router that is free."),
-         "old.kept-free": ("-", "routes of pairs that are kept from the old text on lose less of what the new text does not show than a router "
-                                "that is free."),
+_SAID = {"new.kept-free": ("-", "routes of pairs that are kept from the old text on lose less of the new text "
+                                "than a router that is free."),
+         "old.kept-free": ("-", "routes of pairs that are kept from the old text on lose less of what the new text "
+                                "does not show than a router that is free."),
          "new.frozen-free": ("0", "a router whose maps are frozen loses as much of the new text as one that is free."),
-         "old.frozen-free": ("0", "a router whose maps are frozen loses as much of what the new text does not show as one that is free.")}
+         "old.frozen-free": ("0", "a router whose maps are frozen loses as much of what the new text does not show "
+                                  "as one that is free.")}
 
+# %% ../../../nbs/10_studies/tuned_routers/02_study.ipynb #15a1258b
 def _tuning_contrast(arm, text, pair, *own) -> Contrast:
     "A planned comparison of two tunings of a model; `own`: what is expected and said, if that is not in `_SAID`."
     (a, b), (expects, said) = pair.split("-"), own or _SAID.get(f"{text}.{pair}", ("+", ""))
-    return Contrast(f"{arm}.{text}.{pair}", f"{arm}/{a}", f"{arm}/{b}", metric="loss", margin=dict(new=.03, old=.1)[text], null="none",
-                    at=dict(stratum=text), preset="tuned", seeds=TUNED_SEEDS, family=f"{arm}_{text}", expects=expects,
+    return Contrast(f"{arm}.{text}.{pair}", f"{arm}/{a}", f"{arm}/{b}", metric="loss",
+                    margin=dict(new=.03, old=.1)[text], null="none", at=dict(stratum=text), preset="tuned",
+                    seeds=TUNED_SEEDS, family=f"{arm}_{text}", expects=expects,
                     power=("straight/kept", "straight/free") if expects == "0" else (),
-                    says=said and f"{_ON}{_WEIGHED.get(arm, '')} {said}", page="10_studies/tuned_routers/41_tuned_routers.ipynb")
-_ASKED = dict(straight="frozen-free slow-free unbalanced-free kept-free kept-dealt dealt-free", switch="frozen-free slow-free unbalanced-free")
-CONTRASTS = [_tuning_contrast(arm, text, pair) for arm, pairs in _ASKED.items() for text in ("new", "old") for pair in pairs.split()]
-_LATER = {"new.token-free": ("-", "experts that are dealt to tokens by chance lose less of the new text than a router that is free."),
-          "new.dealt-token": ("-", ""), "new.kept-renamed": ("+", ""), "old.token-free": ("+", ""), "old.dealt-token": ("+", ""),
-          "old.kept-renamed": ("-", "routes that are kept lose less of what the new text does not show than the same routes with experts renamed.")}
-CONTRASTS += [replace(_tuning_contrast("tables", *name.split("."), *said), preset="tables", seeds=TABLE_SEEDS) for name, said in _LATER.items()]
+                    says=said and f"{_ON}{_WEIGHED.get(arm, '')} {said}",
+                    page="10_studies/tuned_routers/41_tuned_routers.ipynb")
+
+# %% ../../../nbs/10_studies/tuned_routers/02_study.ipynb #35171cc9
+_ASKED = dict(straight="frozen-free slow-free unbalanced-free kept-free kept-dealt dealt-free",
+              switch="frozen-free slow-free unbalanced-free")
+CONTRASTS = [_tuning_contrast(arm, text, pair)
+             for arm, pairs in _ASKED.items() for text in ("new", "old") for pair in pairs.split()]
+_LATER = {"new.token-free": ("-", "experts that are dealt to tokens by chance lose less of the new text "
+                                  "than a router that is free."),
+          "new.dealt-token": ("-", ""), "new.kept-renamed": ("+", ""), "old.token-free": ("+", ""),
+          "old.dealt-token": ("+", ""),
+          "old.kept-renamed": ("-", "routes that are kept lose less of what the new text does not show "
+                                    "than the same routes with experts renamed.")}
+CONTRASTS += [replace(_tuning_contrast("tables", *name.split("."), *said), preset="tables", seeds=TABLE_SEEDS)
+              for name, said in _LATER.items()]
