@@ -13,9 +13,9 @@ from moe_redistribution.evidence import contrasts as answers, printed as paper
 from moe_redistribution.record import ledger as room
 from moe_redistribution.record.ledger import _registered_test, decision, ledger_text
 from moe_redistribution.record.coverage import _by_id, coverage
-from moe_redistribution.judge.verdicts import (AS_MUCH, FAILS, FEW, FLIPS, FORCED_HERE, HOLDS, MORE, NO, NOT_WHEN, NOTHING_TO_WIN, OPEN, TIE, UNTESTABLE, VERDICTS, WAITS, YES,
-                                                  Decision, Registered, as_much, decide, _in_force, judge,
-                                                  kind_of)
+from moe_redistribution.judge.verdicts import (AS_MUCH, FAILS, FEW, FLIPS, FORCED_HERE, HOLDS, MORE, NO, NOT_WHEN,
+                                               NOTHING_TO_WIN, OPEN, TIE, UNTESTABLE, VERDICTS, WAITS, YES, Decision,
+                                               Registered, as_much, decide, _in_force, judge, kind_of)
 from moe_redistribution.evidence.claims import (REST, Claim, Measured, cells_of, claims, first_learners, readings_of,
                                                 seed_list, statements)
 from moe_redistribution.evidence.printed import study_lines
