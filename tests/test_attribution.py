@@ -77,12 +77,11 @@ def test_a_model_without_ffn_has_all_of_the_share_in_attention():
                           torch.ones(2, 1000, 5), atol=1e-6)
 
 @pytest.mark.parametrize("call, says", [
-    (lambda: attribution(untrained("add7/ffn-h8-silu+norm"), "add7/ffn-h8-silu+norm"), "freeze_norm=True"),
     (lambda: attribution(carry_by_ffn(), "add7/ffn-h16-relu"),
      r"expected W_up \(1, 1, 64, 16\) per seed.* got \(1, 1, 64, 32\)"),
     (lambda: attribution_rows(untrained(NAMES[0]), NAMES[0] + "+norm", [0, 1]), "expected w_ln1 .* got None"),
     (lambda: attribution(untrained(NAMES[0]), NAMES[0], "heads"), "nearest: 'head'")])
-def test_other_parameters_and_a_norm_that_is_not_frozen_are_refused(call, says):
+def test_other_parameters_and_splits_are_refused(call, says):
     with pytest.raises(ValueError, match=says): call()
 
 @pytest.mark.parametrize("make, splits", [(_coarse_terms, {"all"}), (attention_share, {"component"}),

@@ -275,7 +275,7 @@ def test_what_an_audit_keeps_does_not_grow_with_the_text(s, text, tmp_path):
 def test_units_and_edits_that_are_not_there_are_refused_before_any_pass(s, text, monkeypatch):
     monkeypatch.setattr(type(s), "run", lambda *_, **__: 1 / 0)
     for unit, edit, says in (("L0.E9", "zero", "nearest: 'L0.E"), ("L0.H1", "route_around", "edit: expected"),
-                             ("L0.E0+L1.E1", "zero", "of one layer"), ("L0.E1+E1", "zero", "each part once"),
+                             ("L0.E1+E1", "zero", "each part once"),
                              ("L0.E1", "swap:E9", "other expert"), ("L0.E2", "swap:E2", "can have these"),
                              ("L0.routes", "zero", "one of attn_out"), ("experts", "zeros", "nearest: 'zero'")):
         with pytest.raises(ValueError, match=says): audit(s, text, byte_tokens, 16, units=(unit,), edits=(edit,))

@@ -29,7 +29,7 @@ from moe_redistribution.record import check as check_room, new as new_room
 from moe_redistribution.record import cli, coverage, models, recording, work
 from moe_redistribution.studies.sparsity_moves import experiments
 from moe_redistribution.record.entry import INTERRUPTED
-from moe_redistribution.basics import commands as commands_room
+from moe_redistribution.basics import kinds
 from moe_redistribution.studies.language_models import zoo
 from moe_redistribution.training import bench, groups, jobs
 from moe_redistribution.training.groups import _group_path, pack, _train_group
@@ -136,7 +136,7 @@ WORK = {"train": (groups, "train_interval"), "reproduce": (work, "train"), "meas
         "record": (recording, "_record_runs"), "study": (jobs, "run_job"), "scores": (streaming, "tally"),
         "ablate": (streaming, "text_loss"), "gates": (jobs, "run_job"), "conditions": (experiments, "_items_of"),
         "ledger": (selection, "rows_behind"), "bench": (bench, "_worker_processes"),
-        "kinds": (commands_room, "registered_things"), "rows": (coverage, "_by_line"), "loads": (models, "text_loads"),
+        "kinds": (kinds, "registered_things"), "rows": (coverage, "_by_line"), "loads": (models, "text_loads"),
         "compare": (models, "compare_routes"), "audit": (models, "audit_forecast"),
         "specialise": (models, "specialise"), "removal": (models, "removal"),
         "completion": (cli, "_completion"), "check": (check_room, "_check_clone"),
@@ -173,7 +173,7 @@ def shared(tmp_path_factory): return laid_out(tmp_path_factory.mktemp("places"))
 def test_every_command_checks_all_that_it_is_told_before_any_work(words, shared, tmp_path, monkeypatch, capsys):
     def began(*args, **kwargs): raise AssertionError("it began to work")
     for room, name in WORK.values():
-        if (room, name) != (cli, "registry"): monkeypatch.setattr(room, name, began)
+        monkeypatch.setattr(room, name, began)
     monkeypatch.setenv("MOE_REDISTRIBUTION_HOME", str(tmp_path / "home"))
     (tmp_path / "here").mkdir(), monkeypatch.chdir(tmp_path / "here")
     before = sorted(Path(shared["file"]).parent.rglob("*"))
@@ -212,14 +212,6 @@ def test_the_promise_is_tried_on_every_command():
 # --------------------------------------------------------------------------------------------------------- interrupts
 
 ENTRY = "import sys; from moe_redistribution.record.entry import enter; print('in', flush=True); sys.exit(enter())"
-
-def test_tests_hear_ctrl_c_under_nohup_too():
-    "As a shell's background job, and what a test begins inherits it."
-    deaf = "import signal, subprocess, sys; signal.signal(signal.SIGINT, signal.SIG_IGN); subprocess.run(sys.argv[1:])"
-    said = "import conftest, signal; print(signal.getsignal(signal.SIGINT) is signal.default_int_handler)"
-    done = subprocess.run([sys.executable, "-c", deaf, sys.executable, "-c", said], cwd=table_files.ROOT / "tests",
-                          capture_output=True, text=True)
-    assert done.stdout == "True\n", done.stderr
 
 @pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupt_while_torch_is_imported_ends_in_one_line(sent, tmp_path):

@@ -280,4 +280,3 @@ def test_the_command_says_which_layer_it_is_at_and_ends_with_2_where_something_d
     assert main(["check", "--layer", "bytes"]) == 2
     out = capsys.readouterr()
     assert "data/x.csv" in out.out and "git checkout" in out.err
-    assert main(["check", "--layer", "byte"]) == 2 and "nearest: 'bytes'" in capsys.readouterr().err

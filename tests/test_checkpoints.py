@@ -13,9 +13,8 @@ import pytest
 import torch
 
 from moe_redistribution.evidence import table_files, checkpoints, selection
-from moe_redistribution.studies.sparsity_moves.reading import CANONICAL, _recorded_checkpoints
+from moe_redistribution.studies.sparsity_moves.reading import _recorded_checkpoints
 from moe_redistribution.instruments.ablation import ablation_rows
-from moe_redistribution.tasks.data import SEEDS
 from moe_redistribution.models.condition import condition
 from moe_redistribution.models.population import Transformer, check_population, forward, loss, predict, shapes
 from moe_redistribution.instruments.fourier import _fourier_rows
@@ -33,7 +32,6 @@ spec.loader.exec_module(comes_out)
 
 GLU = "modadd/glu-h340-gelu"
 ASKED = [("add7/moe-e4k1-h256-silu", "first256"), (GLU, "first99"), ("hist/moe-e4k1-h512-gelu", "best")]
-LIMIT = 35_000_000
 
 def counted(params, c, seeds, **labels):
     """Of the histogram instrument the rows that take no probe: selective units, and accuracy by count with and without
@@ -177,15 +175,3 @@ def test_what_half_cannot_hold_is_not_put_into_it(wrong):
     x[1, 2, 2] = wrong
     assert (_kept_in_half(x).tolist() == [True, False] and compact(x).dtype == torch.float32
             and torch.equal(compact(x).nan_to_num(7.), x.nan_to_num(7.)))
-
-def test_all_seeds_fit_into_the_limit_even_if_both_gated_models_of_modular_addition_are_kept_whole():
-    size = 0
-    for name, rule in CANONICAL:
-        path = checkpoints.checkpoint_path(name, rule)
-        tensors, info = unseal(path)
-        one = sum(t[0].numel() for t in tensors.values())
-        wide = 4 if name.startswith("add7") or (name.startswith("modadd") and condition(name).gated) else 2
-        size += one * len(SEEDS) * wide + 4096
-    assert (size <= LIMIT and sum(p.stat().st_size for p in (table_files.ROOT / "checkpoints").rglob("*.safetensors"))
-            <= LIMIT), f"{size:,} bytes"
-    print(f"{size:,}")

@@ -26,6 +26,7 @@ from moe_redistribution.instruments.scores import routing_scores, tally
 from moe_redistribution.opened.decomposition import answer_terms
 from moe_redistribution.opened.weights import _check_files, _check_weights, _hole_in, _weights_in, read_model
 from moe_redistribution.record import cli
+from toys import Adapted
 
 logging.disable_progress_bar()
 FILES, INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -453,16 +454,8 @@ def shared(part):
         setattr(b.get_submodule(part[0]) if part[0] else b, part[1], a.get_submodule(".".join(filter(None, part))))
     return spoil
 
-class Lora(torch.nn.Module):
-    def __init__(self, base):
-        super().__init__()
-        self.base, g = base, torch.Generator().manual_seed(0)
-        self.A, self.B = (.01 * torch.randn(*n, generator=g) for n in ((2, base.in_features), (base.out_features, 2)))
-    weight, bias = property(lambda self: self.base.weight), property(lambda self: self.base.bias)
-    def forward(self, x): return self.base(x) + x @ self.A.T @ self.B.T
-
 def lora(of, name):
-    def spoil(model): setattr(of(model), name, Lora(getattr(of(model), name)))
+    def spoil(model): setattr(of(model), name, Adapted(getattr(of(model), name), .01))
     return spoil
 
 def layer(model): return model.model.layers[0]
@@ -472,9 +465,6 @@ def edited_heads(s): return tally(s, TOKENS, "head", edits={"L0.ffn_out": torch.
 def answers(s): return answer_terms(s, TOKENS[:, :-1], TOKENS[:, 1:])
 
 MODELS = {
-    "nan": (number(lambda m: layer(m).self_attn.v_proj.weight, NAN), effect),
-    "nan in an expert": (number(lambda m: layer(m).mlp.experts.down_proj, NAN), effect),
-    "inf in the head": (number(lambda m: m.lm_head.weight, INF), effect),
     "nan in a norm": (number(lambda m: m.model.norm.weight, NAN), effect),
     "nan in the scores": (number(lambda m: m.model.norm.weight, NAN), answers),
     "attention shared": (shared(("", "self_attn")), effect), "router shared": (shared(("mlp", "gate")), effect),
@@ -483,11 +473,9 @@ MODELS = {
     "fewer positions": (in_config(max_position_embeddings=8), effect),
     "no positions": (in_config(max_position_embeddings=0), effect),
     "meta": (lambda m: m.to("meta"), effect), "compiled": (lambda m: m.compile(), effect),
-    "a compiled part": (lambda m: layer(m).mlp.compile(), effect),
     "more words by the config": (in_config(vocab_size=90), lambda s: s.run(TOKENS + 40 * (s.d_vocab == 90))),
     "half the rows": (lambda m: m.resize_token_embeddings(25), effect),
     "quantised, by heads": (quantised, heads), "quantised, answers": (quantised, answers),
-    "adapter on attention": (lora(lambda m: layer(m).self_attn, "o_proj"), heads),
     "adapter on attention, edited": (lora(lambda m: layer(m).self_attn, "o_proj"), edited_heads),
     "adapter on the head": (lora(lambda m: m, "lm_head"), answers),
     "logits capped": (another_forward(lambda x: 30 * torch.tanh(x / 30)), answers),

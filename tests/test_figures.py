@@ -8,7 +8,7 @@ import pytest
 from matplotlib import pyplot as plt
 
 from moe_redistribution.instruments.ablation import null_rows, whole_answer
-from moe_redistribution.report.figures import null_lines, tidy_axes, trajectories, two_ablations
+from moe_redistribution.report.figures import null_lines, trajectories, two_ablations
 from moe_redistribution.tasks.task import get_task
 from moe_redistribution.instruments.rows import rows
 
@@ -41,14 +41,6 @@ def test_every_task_s_figures_have_its_own_nulls_and_its_own_dots(task, name):
         along = trajectories(history, [name], ["acc"], ["course"]).axes[0]
     dotted = [line.get_ydata()[0] for line in along.lines if line.get_linestyle() == ":"]           # names stand beside curves
     assert sorted(dotted) == sorted(level for n, level in named(last).items() if n != "uniform")
-
-def test_an_axis_in_percent_has_a_minus_and_no_hyphen():
-    fig, ax = plt.subplots()
-    tidy_axes(ax, "lead", 1)
-    ax.set_ylim(-.5, .5)
-    fig.canvas.draw()
-    said = [t.get_text() for t in ax.get_yticklabels()]
-    assert "\N{MINUS SIGN}40%" in said and "40%" in said and not any("-" in t for t in said)
 
 def test_a_null_that_the_task_has_not_got_and_two_tasks_in_one_figure_are_refused():
     ax = plt.subplots()[1]

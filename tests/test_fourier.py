@@ -14,7 +14,6 @@ from moe_redistribution.models.population import forward, init, predict
 from moe_redistribution.tasks.task import P, get_task
 from moe_redistribution.instruments.trace import trace
 
-torch.set_num_threads(1)
 task = get_task("modadd")
 SUM = task.targets[:, 0]
 
@@ -35,7 +34,6 @@ def test_bilinear_clocks_agree_with_the_identity_in_float64():
         assert (got - oracle).abs().max() < 5e-3 * oracle.abs().max()
 
 @pytest.mark.parametrize("call, says", [
-    (lambda: clock("modadd/moe-e4k1-h512-relu"), "dense one-layer modadd"),
     (lambda: clock("modadd/ffn-h105-relu+norm"), "without norm"),
     (lambda: clock(freqs=(3, 3)), "different frequencies"), (lambda: clock(freqs=()), "different frequencies"),
     (lambda: clock(freqs=range(1, 20)), "1 to 15 different"), (lambda: clock("modadd/ffn-h44-relu"), "modadd/ffn-h45-relu"),

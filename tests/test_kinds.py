@@ -119,7 +119,6 @@ def test_a_name_that_is_taken_is_refused_for_every_kind(kind, name):
     assert "fix: " in str(e.value) and dict(table_of(kind)) == before
 
 LACKING = {
-    "a recipe without fields": ('register("task", "t", lambda: 0, recipe=dict(lr=1))', "the fields"),
     "a recipe with a field that there is not":
         ('register("recipe", "t", dict(RECIPES["add7"], stepz=3))', "nearest: 'steps'"),
     "an unknown rule": ('register("rules", "t", ("first98",))', "nearest: 'first99'"),
@@ -129,8 +128,6 @@ LACKING = {
     "an event that is none": ('register("event", "t", Router)', "a class of Event"),
     "an event with another's words":
         ('@register("event", "again")\nclass Again(Event): pattern, example = "fre.*", "fresher"', "words of its own"),
-    "an instrument with an unknown need": ('register("instrument", "t", print, needs=("a ruoter",))', "'a router'"),
-    "a kind that there is not": ('register("ruoter", "t", 1)', "nearest: 'router'"),
     "a task that makes none": ('register("task", "t", 3)', "a function that makes the Task")}
 
 @pytest.mark.parametrize("text, says", LACKING.values(), ids=LACKING)
@@ -149,8 +146,6 @@ WRONG = {
     "targets that are no classes": ("(bits.sum(1) > 1).long()", "bits.sum(1)", OWN[0], "targets of bits: expected a class"),
     "an event that fails": ('now["W_down"].mul_(.5)', 'now["W_dwon"].mul_(.5)', OWN[5], "KeyError"),
     "a task that is none": ("return Task(", "return dict(name=", OWN[0], "a function that gives a Task"),
-    "examples of another task": ('by=("ones",))', 'by=("ones",), source="sampled")', OWN[0], "sampled for what counts"),
-    "a source that there is not": ('by=("ones",))', 'by=("ones",), source="drwan")', OWN[0], "expected drawn or split"),
     "no batch to draw": ("batch=16", "batch=0", OWN[0], "expected a batch for a task that is drawn; got batch=0"),
     "no rules": (', rules=("first1000",)', "", OWN[0], 'register."rules", "bits"'),
     "no recipe": ("recipe=SMALL, ", "", OWN[0], 'register."recipe", "bits"')}

@@ -280,13 +280,6 @@ def test_routes_by_input_need_a_question_before_the_answers():
                        "write \\+tokens"):
         condition("hist/moe-e4k1-h64-gelu+inputs")
 
-@pytest.mark.parametrize("fixed", ["tokens", "inputs", "shuffled", "redrawn"])
-def test_what_has_only_the_residual_stream_refuses_a_fixed_table_of_routes(fixed):
-    c = condition(f"add7/moe-e4k1-h16-silu+{fixed}")
-    with pytest.raises(ValueError, match="reads the residual stream.*use \\+frozen"):
-        models.ffn_half(models.layer(init(c, [torch.Generator().manual_seed(1)]), 0), torch.zeros(1, 5, 1, 64), c,
-                        lambda site, x: x)
-
 def test_a_trace_keeps_everything_or_what_it_is_asked_for_and_leaves_nothing_behind():
     c, tokens = VARIANTS["moe"], get_task("add7").tokens[:3]
     before = forward(PARAMS, tokens, c)

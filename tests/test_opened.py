@@ -246,14 +246,10 @@ def rewritten(toy, weights=lambda w: w, **config):
 
 def without(part): return lambda w: {n: v for n, v in w.items() if part not in n}
 
-DAMAGES = {"a matrix": (without("layers.1.self_attn.q_proj"), {}, "1 missing: model.layers.1.self_attn.q_proj.weight"),
-           "routers": (without("gate.weight"), {}, "2 missing: model.layers.0.mlp.gate.weight"),
+DAMAGES = {"routers": (without("gate.weight"), {}, "2 missing: model.layers.0.mlp.gate.weight"),
            "names": (lambda w: {f"x.{n}": v for n, v in w.items()}, {}, "21 missing"),
-           "a layer more": (lambda w: w, dict(num_hidden_layers=3), "missing: model.layers.2."),
-           "a layer less": (lambda w: w, dict(num_hidden_layers=1), "unexpected: model.layers.1."),
            "a head": (without("lm_head"), {}, "1 missing: lm_head.weight"),
            "an expert": (without("experts.2.w1"), {}, "expected"),
-           "nan": (lambda w: {n: v * torch.nan if "o_proj" in n else v for n, v in w.items()}, {}, "not finite in"),
            "a width": (lambda w: w, dict(intermediate_size=32), "expected")}
 
 @pytest.mark.parametrize("damage", DAMAGES)
@@ -290,10 +286,9 @@ def test_a_shard_index_that_points_elsewhere_is_refused(toy, name):
     with pytest.raises(ValueError, match="names of files in this folder"): open_model(toy)
 
 @pytest.mark.parametrize("damage", [lambda f: f.write_bytes(f.read_bytes()[:-100]), lambda f: f.write_bytes(b"x" * 99)])
-def test_broken_files_and_types_are_one_message(toy, damage):
+def test_broken_files_are_one_message(toy, damage):
     damage(toy / "model.safetensors")
     with pytest.raises(ValueError, match="model toy: expected .*fix: "): open_model(toy)
-    with pytest.raises(ValueError, match="dtype: expected one of auto"): open_model(toy, dtype="bogus")
 
 # ----------------------------------------------------------------------------------------- edits that have not happened
 

@@ -11,7 +11,7 @@ from moe_redistribution.models.condition import condition
 from moe_redistribution.models.routers import Router
 from moe_redistribution.basics import kinds
 from moe_redistribution.basics.kinds import import_file
-from moe_redistribution.basics.own_code import HERE, is_users
+from moe_redistribution.basics.own_code import is_users
 from moe_redistribution.training import store
 from moe_redistribution.training.groups import Training, train
 from moe_redistribution.training.store import Store
@@ -164,5 +164,3 @@ def test_what_torch_itself_replaces_at_first_use_is_no_users_doing():
     said = ("import torch; from moe_redistribution.guard.properties import untouched_library as it\nwith it('x'):\n"
             "    torch.optim.Adam([torch.zeros(2, requires_grad=True)]).step()\n    import torch._dynamo\n")
     assert subprocess.run([sys.executable, "-c", said], capture_output=True, text=True).stderr == ""
-
-def test_the_library_is_where_it_says(): assert HERE.endswith("moe_redistribution/")

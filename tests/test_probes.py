@@ -124,10 +124,7 @@ def test_settings_are_the_paper_s():
 def rows_of(measure, name, **how): return measure(init(name, [torch.Generator()]), name, [0], **how)
 
 @pytest.mark.parametrize("call, says", [
-    (lambda: probe(torch.ones(4, 2), torch.zeros(4)), "labels of two kinds"),
     (lambda: probe(torch.full((4, 2), torch.nan), torch.arange(4)), "finite features"),
-    (lambda: probe(torch.ones(4, 2), torch.arange(4), setting="specs"), "nearest: 'spec'"),
-    (lambda: rows_of(_probe_rows, "hist/ffn-h8-gelu"), r"expected a task with operations \(add7\); got hist"),
     *((lambda how=how, m=measure, n=name: rows_of(m, n, at_sites=how), says)
       for measure, name in ((_probe_rows, "add7/ffn-h8-silu"), (_answer_rows, "modadd/ffn-h8-gelu+d32"))
       for how, says in ((("mlp_out",), "site: expected one of .*; got 'mlp_out'"), (("ffn_out", "gate"), "got 'gate'"),

@@ -46,7 +46,6 @@ from tiers import first
 
 PAGES = {Path(p).stem: page for p, (page, _) in _stored_pages().items() if p.startswith("10_studies/")}
 PAGE = "42_partitioning"
-FEW = ("30_setup", "43_glu", "9b_methods", "9c4_ablation", "9d_grokking", PAGE)
 SCORED = [(TABLE1["FFN"], "first256"), (TABLE1["MoE"], "first256")]           # all of them by `make audit`
 
 @pytest.fixture(scope="module")
@@ -288,10 +287,6 @@ def test_an_altered_checkpoint_is_refused(tmp_path):
     with pytest.raises(Damaged, match="altered"):
         checkpoints.checkpoint(name, "first256", tmp_path)
 
-def test_an_unrecorded_checkpoint_names_the_nearest_that_exists():
-    with pytest.raises(ValueError, match="nearest: 'add7/moe-e4k1-h256-silu.first256'"):
-        checkpoints.checkpoint("add7/moe-e4k1-h252-silu")
-
 def test_every_recorded_run_says_how_it_ended():
     for name in LABELS:
         runs = table_files.read_table("runs", name)
@@ -301,25 +296,17 @@ def test_every_recorded_run_says_how_it_ended():
         assert (runs["first256_step"] % 200 == 0).all() and (runs["first256_reached"] | ended).all()
 
 @pytest.mark.parametrize("words, says", [
-    (["train", "add7/moe-e4k5-h256-silu"], "write -e4k4"), (["train", "add7/glu-h17"], "expected task/variant"),
+    (["train", "add7/glu-h17"], "expected task/variant"),
     (["train", "add7/ffn-h64-silu", "--seeds", "1-3,2"], "more than once"), (["train"], "got neither"),
-    (["train", "--item", "tab2x"], "nearest"), (["train", "add7/ffn-h64-silu", "--seeds", "one"], "--seeds 42,137"),
-    (["train", "add7/ffn-h64-silu", "--until", "selectd"], "nearest: 'selected'"),
-    (["train", "add7/ffn-h64-silu", "--stream", "pair"], "nearest: 'paired'"),
-    (["train", "add7/ffn-h64-silu", "--seeds", ""], "--seeds: expected a value; got an empty one"),
-    (["reproduce", "--seeds", " "], "an empty one"), (["ledger", "--item", ""], "--item: expected a value"),
+    (["train", "--item", "tab2x"], "nearest"),
     (["train", "add7/ffn-h64-silu", "--seeds", "1-4294967296"], "up to 100,000 at once; got 4,294,967,296"),
     (["train", "add7/ffn-h64-silu", "--seeds", "9" * 5000], "expected numbers and ranges"),
-    (["train", "add7/ffn-h64-silu", "--group-size", "0"], "--group-size: expected a whole number from 1 on; got 0"),
     (["train", "add7/ffn-h64-silu", "--budget", "nan"], "--budget: expected a number above 0; got nan"),
     (["train", "--item", "tab1", "--item", "tab1"], "--item: expected each once"),
     (["train", "add7/ffn-h64-silu", "--device", "cuda"], "got none; nearest valid: cpu"),
     (["study", "granularity", "--device", "cuda"], "got none; nearest valid: cpu"),
-    (["study", "granularity", "--seeds", "1,1"], "each once"),
-    (["reproduce", "--out", "{file}"], "a folder that can be written to"), (["bench", "--seconds", "-1"], "above 0"),
     (["measure", "add7/ffn-h64-silu", "--out", "{file}/rows.csv"], "a folder that can be written to"),
     (["bench", "--record", "rows.txt"], "expected a .parquet or .csv file"),
-    (["scores", "--model", "m", "--text", "{file}", "--context", "0"], "--context: expected a whole number from 1 on"),
     (["scores", "--model", "m", "--text", "{file}", "--dtype", "bogus"], "expected one of auto, float32"),
     (["ablate", "--model", "m", "--text", "{file}", "--edit", "zero", "--edit", "zero"], "--edit: expected each once"),
     (["ablate", "--model", "m", "--text", "{file}", "--tokens", "-5"], "--tokens: expected a whole number"),
@@ -374,9 +361,3 @@ def test_an_item_brings_its_own_seeds_streams_and_order_unless_told_otherwise(ca
     for more, runs in [([], 20), (["--seeds", "1-3"], 12)]:                  # matched GLUs, two activations, five seeds
         assert main(["train", "--item", "add7-matched", *more, "--dry-run"]) == 0
         assert f"Missing: up to {runs} runs in 4 groups" in capsys.readouterr().out
-
-def test_a_place_that_cannot_be_written_is_refused_before_any_work(capsys, tmp_path, monkeypatch):
-    (tmp_path / "file").write_text("not a folder")
-    monkeypatch.setenv("MOE_REDISTRIBUTION_HOME", str(tmp_path / "file" / "below"))
-    assert main(["train", "add7/ffn-h64-silu"]) == 2
-    assert "MOE_REDISTRIBUTION_HOME" in capsys.readouterr().err

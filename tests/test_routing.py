@@ -323,8 +323,6 @@ def test_an_expert_can_be_taken_away_while_routes_are_held(how):
     (lambda: saturation(PLANTED, population(BY_EXPERTS), BY_EXPERTS), "same seeds twice; got 1 and 2"),
     (lambda: routing.routing_rows(PLANTED, BY_EXPERTS, [0], draws=0), "one draw or more for the floors; got 0"),
     (lambda: _rerouted_answers(PLANTED, BY_EXPERTS, []), "one set of edits or more; got none"),
-    (lambda: routes_held(PLANTED, BY_EXPERTS, {"router_probs": "mean"}),
-     "leave the gates alone; got one of router_probs"),
     (lambda: forward(PLANTED, ADD7.tokens, BY_EXPERTS, tabled_gates(_position_token_codes(ADD7))),
      r"gates at \(1000, 5\).*got \(1000, 8\)")])
 def test_wrong_use_is_refused_with_the_reason(call, says):

@@ -11,7 +11,7 @@ from moe_redistribution.opened.decomposition import answer_terms, head_sources
 from moe_redistribution.instruments.subject import Population
 from moe_redistribution.instruments.trace import trace
 from moe_redistribution.tasks.task import get_task
-from toys import eager_model, untrained
+from toys import Adapted, eager_model, untrained
 
 logging.disable_progress_bar()
 TOKENS = torch.randint(1, 50, (3, 10), generator=torch.Generator().manual_seed(5))
@@ -158,16 +158,6 @@ def test_terms_of_an_answer_sum_to_its_logit(family):
     s = opened(family)
     for by in ("component", "all"):
         assert answer_terms(s, TOKENS[:, :-1], TOKENS[:, 1:], by)["remainder"].abs().max() < 1e-5
-
-class Adapted(torch.nn.Module):
-    "A linear layer with a low-rank adapter beside it, as LoRA hangs one: its `weight` is not all that it does."
-    def __init__(self, base, size):
-        super().__init__()
-        self.base, g = base, torch.Generator().manual_seed(0)
-        self.A, self.B = (size * torch.randn(*s, generator=g).to(base.weight) for s in ((2, base.in_features),
-                                                                                        (base.out_features, 2)))
-    weight, bias = property(lambda self: self.base.weight), property(lambda self: self.base.bias)
-    def forward(self, x): return self.base(x) + x @ self.A.T @ self.B.T
 
 def adapted(family, dtype):
     s = opened(family, dtype)

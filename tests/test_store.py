@@ -438,7 +438,3 @@ def test_a_folder_without_write_permission_is_refused_before_any_work(tmp_path, 
     tmp_path.chmod(0o500)
     with pytest.raises(OSError, match="expected a writable folder; got Permission denied; fix: "):
         train([TINY], seeds=[1], root=tmp_path / "store", executor="here", quiet=True)
-
-def test_runs_go_where_the_environment_says(tmp_path, monkeypatch):
-    monkeypatch.setenv("MOE_REDISTRIBUTION_HOME", str(tmp_path))
-    assert Store().root == tmp_path and Store(tmp_path / "other").root == tmp_path / "other"

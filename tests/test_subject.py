@@ -196,7 +196,7 @@ def test_one_layer_takes_its_sites_with_the_prefix_and_without(site):
     assert all(torch.equal(tr[name], asked[0].activations[site]) for tr in asked for name in (site, f"L0.{site}"))
     assert [list(tr.activations) for tr in asked] == [[site]] * 2
 
-def test_one_layer_takes_its_units_with_the_prefix_and_without_and_several_need_it():
+def test_one_layer_takes_its_units_with_the_prefix_and_without_and_each_once():
     params = population(MOE)
     for unit in ("H2", "E1"):
         for prefix in ("L0.", "L*."):
@@ -204,9 +204,6 @@ def test_one_layer_takes_its_units_with_the_prefix_and_without_and_several_need_
     deep = population(TWO)
     both = ablate(deep, TWO, {"L0.E1": "mean", "L1.E1": "mean"})
     assert torch.equal(ablate(deep, TWO, {"L*.E1": "mean"}), both)
-    for name, what in (("E1", "unit"), ("z", "site"), ("L2.z", "site"), ("L*.embed", "site"), ("L2.E0", "unit")):
-        with pytest.raises(ValueError, match=f"{what}: expected one of .*; got '.*'; fix|nearest.*L0. to L1. or L"):
-            ablate(deep, TWO, {name: "zero"})
     for edits in ({"H1": "zero", "L0.H1": "mean"}, {"ffn_out": "zero", "L*.ffn_out": "mean"}):
         with pytest.raises(ValueError, match="expected each site and unit once"): ablate(params, MOE, edits)
 
@@ -289,9 +286,6 @@ def test_a_module_is_opened_by_trace_and_ablation_with_its_own_sites_and_a_seed_
     assert {*got["condition"]} == {"toy"} and {*got["site"]} == {"none", "thought"} and {*got["seed"]} == {7}
     with pytest.raises(ValueError, match="seeds: expected 1, one a member of toy; got 2"):
         ablation_rows(toy, [7, 8], ("zero",), ["thought"])
-    with pytest.raises(ValueError, match="site: expected one of thought; got 'attn_out'"):
-        ablate(toy, {"attn_out": "zero"})
-    with pytest.raises(ValueError, match="expected toy alone; got Condition"): trace(toy, T.tokens, condition(MOE))
 
 def test_watching_a_population_counts_its_members():
     at = watcher(condition(MOE), {"ffn_out": torch.ones(2, 1, 1, 64)}, of=2)

@@ -68,7 +68,7 @@ def verdict_text(c) -> str:
 # %% ../../nbs/07_report/06_recorded_claims.ipynb #59d60e17
 def answer_text(c, answer:str, digits:int=3) -> str:
     "One answer in words: yes, no, open or –, how it was read, its number and whose seeds these are."
-    d, says, read = deciding(c, answer), getattr(c, answer), getattr(c, f"{answer}_ledger_read")
+    d, says, read = deciding(c, answer), getattr(c, answer), getattr(c, f"{answer}_read")
     if says == NOT_ASKED: return f"{says}: {read}" if read else says
     sign = "" if c.expects == "number" else "+"
     number = f"{d.interval:{sign}.{digits if abs(d.interval.mean) < 100 else 0}}, n = {d.n}" if d.n else ""
