@@ -1,4 +1,4 @@
-"""What importing a room pulls in, in lines, with all that its imports import: a budget for each, which may only fall."""
+"""What importing a room pulls in, in lines of code, with all that its imports import: a budget for each, which may only fall."""
 from pathlib import Path
 
 import pytest
@@ -7,16 +7,18 @@ from moe_redistribution.record.house import closure, rooms_of
 
 PACKAGE = Path(__file__).parents[1] / "moe_redistribution"
 
-BUDGETS = {  # rooms → lines; the last is what the main study takes: train, ablate, judge, page
-    "basics.files": 205, "basics.registry": 235, "tasks.task": 500, "instruments.rows": 320, "models.population": 2_180,
-    "judge.statistics": 360, "judge.verdicts": 540, "judge.audits": 700, "report.values": 1_020,
-    "training.engine": 2_530, "training.groups": 5_140, "instruments.ablation": 3_880, "opened.opened": 8_340,
-    "training.groups instruments.ablation judge.verdicts report.pages studies.sparsity_moves.study": 10_390}
+BUDGETS = {  # rooms → lines of code; the last is what the main study takes: train, ablate, judge, page
+    "basics.files": 155, "basics.registry": 186, "tasks.task": 408, "instruments.rows": 247, "models.population": 1_763,
+    "judge.statistics": 285, "judge.verdicts": 437, "judge.audits": 573, "report.values": 822,
+    "training.engine": 2_064, "training.groups": 3_888, "instruments.ablation": 3_077, "opened.opened": 6_821,
+    "training.groups instruments.ablation judge.verdicts report.pages studies.sparsity_moves.study": 8_206}
 # rooms that know what is a user's; a room of the core asks for them by a word (basics.registry.HOOKS)
 USERS = {"basics.own_code", "basics.kinds"}
 
 def lines(rooms):
-    return sum(len((PACKAGE / f"{r.replace('.', '/')}.py").read_text(encoding="utf-8").splitlines()) for r in rooms)
+    "Blank lines, comments and the marks between cells are free: a cell that is cut in two, or says why, costs nothing."
+    texts = [(PACKAGE / f"{r.replace('.', '/')}.py").read_text(encoding="utf-8") for r in rooms]
+    return sum(bool(x.strip()) and x.lstrip()[0] != "#" for text in texts for x in text.splitlines())
 
 @pytest.mark.parametrize("rooms, budget", BUDGETS.items())
 def test_a_room_pulls_in_no_more_than_its_budget(rooms, budget):

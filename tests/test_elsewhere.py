@@ -11,11 +11,7 @@ import yaml
 from moe_redistribution.evidence.printed import papers
 from moe_redistribution.evidence.table_files import ROOT
 from moe_redistribution.record.elsewhere import (
-<<<<<<< HEAD
     COMPARED, _READ, _contrast_sign, _our_sign, _word_by_rule, elsewhere_link, recorded_elsewhere)
-=======
-    _READ, _contrast_sign, _our_sign, _word, elsewhere_link, recorded_elsewhere)
->>>>>>> a5fc303262a4d8ddaa7778a16dc7c60208b04b7e
 from moe_redistribution.report.recorded_claims import recorded_ledger
 from moe_redistribution.record.ways import ways_out
 from test_shown_commands import complaint, words_of
@@ -60,12 +56,8 @@ def test_every_word_is_made_by_the_rule_and_none_is_written_in_the_file():
     head = (ROOT / "data/others.csv").read_text(encoding="utf-8").splitlines()[0]
     assert not {"word", "ours", "reading"} & {*head.split(",")}
     ours = [_our_sign(CLAIMS[k]) if k in CLAIMS else _contrast_sign(CONTRASTS[k]) for k in ROWS["claim"]]
-<<<<<<< HEAD
     assert [_word_by_rule(r.contrast, r.sign, x) for r, x in zip(ROWS.itertuples(), ours)] == [*ROWS["word"]]
     assert ROWS["word"].map(COMPARED.index).is_monotonic_increasing
-=======
-    assert [_word(r.contrast, r.sign, x) for r, x in zip(ROWS.itertuples(), ours)] == [*ROWS["word"]]
->>>>>>> a5fc303262a4d8ddaa7778a16dc7c60208b04b7e
 
 @pytest.mark.parametrize("command", sorted({*ROWS["command"]}))
 def test_every_command_parses(command):

@@ -72,6 +72,17 @@ def test_gradients_of_a_full_batch_are_those_of_the_naive_model_whole_or_in_chun
         assert (a is None) == (b is None), n
         if a is not None: torch.testing.assert_close(a, b, rtol=0, atol=1e-10, msg=lambda m: f"{n}: {m}")
 
+@pytest.mark.parametrize("name", ["add7/ffn-h40-silu", "add7/moe-e4k1-h40-silu"])
+def test_seeds_that_do_not_fit_together_go_one_after_the_other_and_get_what_they_get_alone(name, monkeypatch):
+    c, params, t = condition(name), population(name, 3), get_task("add7")
+    tokens, targets = (x[None, :32].expand(3, -1, -1) for x in (t.tokens, t.targets))
+    monkeypatch.setattr(engine, "CHUNK", dict(dense=200, routed=200))              # of 32 · 5 read-outs one seed's fit
+    losses, grads = engine.gradients(params, tokens, targets, c)
+    for s in range(3):
+        loss, own = engine.gradients({n: v[s:s + 1] for n, v in params.items()}, tokens[s:s + 1], targets[s:s + 1], c)
+        assert losses[s] == loss[0]
+        assert all(own[n] is None is grads[n] or own[n][0].equal(grads[n][s]) for n in own)
+
 def test_dropout_leaves_the_mean_gradient_near_the_one_without_and_its_masks_come_from_the_seed():
     c = condition("modadd/ffn-h24-gelu+d32+drop0.1")
     t, params = get_task("modadd"), population("modadd/ffn-h24-gelu+d32", 2)

@@ -57,7 +57,7 @@ def assert_same(a, b, seeds, name=TINY): assert_same_runs(a, b, name, seeds, man
 def count_training(monkeypatch):
     "A list that receives the seeds of every interval that is trained in this process from now on."
     seen, real = [], groups.train_interval
-    monkeypatch.setattr(groups, "train_interval", lambda m, n: seen.append(tuple(m.seeds)) or real(m, n))
+    monkeypatch.setattr(groups, "train_interval", lambda m, *how: seen.append(tuple(m.seeds)) or real(m, *how))
     return seen
 
 # ---------------------------------------------------------------------------------------------------- kill and resume
@@ -159,8 +159,8 @@ def test_a_killed_group_s_seeds_go_on_in_groups_of_another_size(tmp_path, monkey
         with pytest.raises(KeyboardInterrupt): go(*args)
     began, real = [], groups.train_interval
     monkeypatch.setattr(groups, "train_interval",
-                        lambda members, n: (began.append(dict(zip(members.seeds, members.step.tolist()))),
-                                            real(members, n))[1])
+                        lambda members, *how: (began.append(dict(zip(members.seeds, members.step.tolist()))),
+                                               real(members, *how))[1])
     assert [m["step"] for m in go(TINY, [1, 2], 999).values()] == [100, 100] and began[0] == {1: 40, 2: 40}
     began.clear()
     assert [m["step"] for m in go(TINY, [3, 4, 5], 999).values()] == [100] * 3
@@ -389,9 +389,9 @@ def test_a_budget_ends_in_time_with_whole_runs_and_states_from_which_the_rest_go
     clock = type("Clock", (), dict(now=1000.0, time=lambda self: self.now, monotonic=lambda self: self.now,
                                    process_time=staticmethod(time.process_time)))()
     real = groups.train_interval
-    def interval(members, n):
+    def interval(members, *how):
         clock.now += 1
-        return real(members, n)
+        return real(members, *how)
     go = lambda **kw: train([DENSE, TINY], [1, 2], root=tmp_path / "budget", steps=40, **HERE, **kw)
     with monkeypatch.context() as patch:
         for room in (groups, jobs): patch.setattr(room, "time", clock)
@@ -420,3 +420,24 @@ def test_full_batch_runs_resume_to_the_bit_across_a_new_set_and_measures_are_tak
     assert_same(Store(tmp_path / "twice"), Store(tmp_path / "once"), [1], name)
     history = Store(tmp_path / "once").load(name, 1).history
     assert history["mine"].notna().tolist() == [False, True, False, True] and history["test"].notna().all()
+
+# -------------------------------------------------------------------------------------------------- the compiled step
+
+def test_a_run_by_the_compiled_step_is_the_same_run_and_says_which_code_gave_its_gradients(tmp_path):
+    "It goes on from a state of the engine, and the engine from one of its own; what it does not do goes the engine's way."
+    how = dict(quiet=True, executor="here", until="full")
+    train([TINY], [1, 2], root=tmp_path, steps=20, **how)
+    train([TINY], [1, 2], root=tmp_path, steps=40, device="compiled", **how)
+    train([TINY], [1, 2], root=tmp_path / "engine", steps=40, **how)
+    run, plain = (Store(root).load(TINY, 1) for root in (tmp_path, tmp_path / "engine"))
+    assert len(run.manifest["compiled"]) == 12 and "compiled" not in plain.manifest
+    assert run.manifest["step"] == 40 and run.history["loss"].iloc[-1] == pytest.approx(plain.history["loss"].iloc[-1], rel=1e-4)
+    assert all(torch.allclose(v, plain.weights["final"][n], atol=1e-3) for n, v in run.weights["final"].items())
+    train([TINY + "+norm"], [1], root=tmp_path, steps=20, device="compiled", **how)
+    assert "compiled" not in Store(tmp_path).load(TINY + "+norm", 1).manifest
+
+def test_without_numba_the_compiled_step_is_refused_before_any_work(tmp_path, monkeypatch):
+    monkeypatch.setattr(jobs, "find_spec", lambda name: None)
+    with pytest.raises(ValueError, match=r"device: expected numba, .*; got none installed; .*pip install .*\[fast\]"):
+        train([TINY], [1], root=tmp_path, device="compiled", quiet=True, executor="here")
+    assert not [*tmp_path.rglob("*.safetensors")]

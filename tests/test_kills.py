@@ -39,9 +39,9 @@ RECIPES["add7"]["eval_every"] = {EVERY}
 torch.set_num_threads(1)
 real = groups.train_interval
 
-def logged(members, n):
+def logged(members, *how):
     os.write(log, f"{{members.c.name}} {{members.seeds[0]}} {{int(members.step[0])}}\\n".encode())
-    return real(members, n)
+    return real(members, *how)
 
 def work(root):
     with ProcessPoolExecutor(2, multiprocessing.get_context("fork")) as pool:

@@ -29,7 +29,8 @@ SCALE = {"percent": 100, "pp": 100, "fraction": 1, "count": 1, "epochs": 1, "p_v
 
 READ_OFF = .01                            # how finely a bar of a printed picture can be read, in fractions
 
-def _path_in_clone(path): return path.relative_to(DATA.parent).as_posix() if path.is_relative_to(DATA.parent) else path.name
+def _path_in_clone(path):
+    return path.relative_to(DATA.parent).as_posix() if path.is_relative_to(DATA.parent) else path.name
 
 # %% ../../nbs/06_evidence/01_printed.ipynb #5a94cc70
 def checked_table(paths:Sequence, columns:Sequence[str], key:Sequence[str], numbers:Sequence[str]) -> pd.DataFrame:
@@ -39,7 +40,8 @@ def checked_table(paths:Sequence, columns:Sequence[str], key:Sequence[str], numb
         df = pd.read_csv(path, dtype=str, keep_default_na=False)
         twice = df.loc[df.duplicated(key), key[0]].tolist() if set(key) <= set(df) else []
         if list(df) == columns and len(df) and not twice: return df
-        refuse(_path_in_clone(path), f"rows of {columns}, unique {key}", f"{len(df)} rows of {list(df)}, repeated: {twice}",
+        refuse(_path_in_clone(path), f"rows of {columns}, unique {key}",
+               f"{len(df)} rows of {list(df)}, repeated: {twice}",
                "the committed file", f"git checkout -- {_path_in_clone(path)}")
     df = pd.concat(map(read, paths), ignore_index=True)
     if df.duplicated(key).any():

@@ -150,7 +150,8 @@ def _check_properties(of, once, params, given, seeds, how):
         with mock.patch.dict(made_tasks, {twin.name: twin}): return once(p, given, seeds, how)
     try: got = call(few, t := _fewer(whole))
     except ValueError: got = call(few, t := whole)                            # of one that cannot do with fewer
-    if not other_value(got, new := call(moved := _moved_weights(few), t)) and not got["metric"].str.endswith("seconds").all():
+    times = got["metric"].str.endswith("seconds").all()
+    if not other_value(got, new := call(moved := _moved_weights(few), t)) and not times:
         warnings.warn(f"{of}: expected values that depend on the weights; got the same of other ones; fix: read what "
                       "is handed over, and keep nothing between calls, or none if it is a count that stays")
     elif said := other_value(apart(lambda: call(moved, t)), new):

@@ -51,7 +51,7 @@ def _check_key(job, asked):
                         f"none of {n}", fix="content=lambda arm, settings: [arm, settings]")
 
 # %% ../../nbs/11_guard/05_users_jobs.ipynb #e5c705e4
-def _states_beside(desk): return [*desk.path.parent.glob(f"{desk.path.stem}.*[te]")]                        # a state, a part
+def _states_beside(desk): return [*desk.path.parent.glob(f"{desk.path.stem}.*[te]")]                 # a state, a part
 
 def _once(job, desk):
     "Rows of a job, made once, or None if its time was over."
@@ -60,7 +60,8 @@ def _once(job, desk):
         try: found = job.study.run(job.arm, list(job.seeds), given, desk)
         except (OutOfTime, Timeout): return None
     _check_key(job, given.asked)
-    if found is not None or desk.watch.deadline is None and not _states_beside(desk): _check_job(job, found)  # no time was over
+    no_time_over = desk.watch.deadline is None and not _states_beside(desk)
+    if found is not None or no_time_over: _check_job(job, found)
     return found
 
 # %% ../../nbs/11_guard/05_users_jobs.ipynb #e1960b92

@@ -83,7 +83,8 @@ def _holds(right, t):
 def _wants(t, what, holds, expected, got, fix):
     if not holds: refuse(f"{what} of {t.name}", expected, got, fix=fix)
 
-def _say_of_task(t, what, expected, got, fix): warnings.warn(f"{what} of {t.name}: expected {expected}; got {got}; fix: {fix}")
+def _say_of_task(t, what, expected, got, fix):
+    warnings.warn(f"{what} of {t.name}: expected {expected}; got {got}; fix: {fix}")
 
 def _first_alike(x):
     "Of each example the number of the first that is the same (n,)."
@@ -102,7 +103,8 @@ def _check_inputs(t):
         for i in (about != about[alike]).any(1).nonzero().flatten().tolist()[:1]:
             said = f"{about[i].tolist()} and {about[alike[i]].tolist()} to {seen[i].tolist()}"
             _wants(t, "examples", not kept, "one answer to each input", said, "keep one of them")
-            return _say_of_task(t, "examples", "one answer to each input", said, "keep one, or none if answers are noisy")
+            return _say_of_task(t, "examples", "one answer to each input", said,
+                                "keep one, or none if answers are noisy")
     first = _first_alike(t.tokens)
     for c in [c for by in t.by for c in _columns(t, by)]:
         labels = t.strata[c].to_numpy().astype(str)
@@ -139,7 +141,8 @@ def check_task(t):
     "ValueError (expected, got, fix) unless what a task says of itself is true of its examples."
     sizes = dict(n_ctx=t.n_ctx, d_vocab=t.d_vocab, d_vocab_out=t.d_vocab_out)
     for what, right, expected in SAYS:
-        _wants(t, what, _holds(right, t), expected.format_map(sizes), _field_text(getattr(t, what))[:160], f"mend {what}")
+        got = _field_text(getattr(t, what))[:160]
+        _wants(t, what, _holds(right, t), expected.format_map(sizes), got, f"mend {what}")
     _check_inputs(t), _say_if_free(t)
 
 # %% ../../nbs/11_guard/02_users_tasks.ipynb #g941a3c0
@@ -170,5 +173,6 @@ def made_task(name:str, others:dict) -> Task:
     for n, x in others.items():                                         # a loop's functions that all see its last value
         alike = x.tokens.equal(made.tokens) and x.targets.equal(made.targets)
         if alike and TASKS.origin(n).file == TASKS.origin(name).file != "":
-            _say_of_task(made, "examples", "examples of its own", f"those of {n}", "bind what a loop changes (def f(n=n))")
+            _say_of_task(made, "examples", "examples of its own", f"those of {n}",
+                         "bind what a loop changes (def f(n=n))")
     return made

@@ -58,7 +58,8 @@ def _sites_of_seed(p, c, tokens, paper, steps):
     seen, y = {}, (counts(tokens) - 1).flatten()
     forward(p, tokens, c, sink=seen)
     sequence = torch.arange(len(tokens)).repeat_interleave(LENGTH)
-    return {s: (_paper_accuracy if paper else _clean)(seen[s].flatten(1, 2), y, sequence, steps) for s in RESIDUAL_SITES}
+    accuracy = _paper_accuracy if paper else _clean
+    return {s: accuracy(seen[s].flatten(1, 2), y, sequence, steps) for s in RESIDUAL_SITES}
 
 def _clean(x, y, sequence, steps):
     found = probe(x, y, sequence, steps=steps or 80, by_class=True)

@@ -134,7 +134,8 @@ def _fitted_answers(features, every, fit, how, seed, steps):
     fitted = lambda said: fit_adam(inside, said, how, seed, steps) if how.lr else _fit_converged(
         inside, said, steps or how.steps, white=white)
     w = torch.cat([fitted(hot[:k, fit]), fitted(hot[k:, fit])], 2)
-    return (x @ w.flatten(2)).unflatten(2, hot.shape[::2]).masked_fill(_is_nothing_to_fit(hot[:, fit]), -torch.inf).argmax(-1)
+    scores = (x @ w.flatten(2)).unflatten(2, hot.shape[::2])
+    return scores.masked_fill(_is_nothing_to_fit(hot[:, fit]), -torch.inf).argmax(-1)
 
 # %% ../../nbs/04_instruments/12_probes.ipynb #d2d1cfc8
 def _check_targets(features, targets):

@@ -176,7 +176,8 @@ def saturation(earlier:dict, later:dict, c:str|Condition, layer:int=None):
     return overlap(*(routes(p, c, layer=layer)[0] for p in (earlier, later)))
 
 # %% ../../nbs/04_instruments/08_routing.ipynb #0c7225bc
-def _mean_over_draws(drawn): return drawn.movedim(0, -1).contiguous().mean(-1)     # over draws, in one order whoever else is there
+def _mean_over_draws(drawn):
+    return drawn.movedim(0, -1).contiguous().mean(-1)                   # in one order, whoever else is there
 
 def _known_rows(chosen, t, c, put, draws):
     "Information about the label, what explains the route, and where labels go."
@@ -208,7 +209,8 @@ def _input_rows(chosen, t, c, put, draws):
     for name, codes in _pair_codes(t).items():
         table = crosstab(codes, chosen[:, :, 0, 0], n_codes(codes), c.n_experts)
         put("explained_input", explained_share(table), unit=name)
-        put("explained_input", _mean_over_draws(explained_share(_redrawn_tables(table, draws))), unit=name, edit="shuffled")
+        by_chance = _mean_over_draws(explained_share(_redrawn_tables(table, draws)))
+        put("explained_input", by_chance, unit=name, edit="shuffled")
 
 # %% ../../nbs/04_instruments/08_routing.ipynb #60677f82
 def _load_rows(params, chosen, t, c, layer, put):

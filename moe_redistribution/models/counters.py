@@ -20,7 +20,7 @@ STRONG = 40.0                                                # e⁻⁴⁰ of the
 
 def count_by_attention(c:str|Condition="hist/ffn-h40-relu") -> dict:
     "Exact on counts 1–9: two heads with position 0 as sink hold the count. ValueError below a ReLU FFN of 33."
-    p, tokens, root = _blank_counter(c, 33), slice(ALPHABET), condition(c).d_head**.5            # scores are divided by it
+    p, tokens, root = _blank_counter(c, 33), slice(ALPHABET), condition(c).d_head**.5     # scores are divided by it
     for h, sink in enumerate([STRONG + math.log(10), math.log(11)]):
         p["W_Q"][0, 0, h, tokens, :ALPHABET] = torch.eye(ALPHABET)
         p["W_K"][0, 0, h, tokens, :ALPHABET] = torch.eye(ALPHABET) * STRONG * root

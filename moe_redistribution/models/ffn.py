@@ -91,10 +91,9 @@ def balance_loss(probs:torch.Tensor, g:torch.Tensor):
 
 # %% ../../nbs/02_models/04_ffn.ipynb #8b5b9e2e
 def own_rules(c:str|Condition) -> bool:
-    "Has a condition's router a rule that the library has not written, so that none can be taken as known?"
+    "Has a condition's router a rule of its own, so that none can be taken as known?"
     r = c.routing
-    known = all(getattr(type(r), n).__module__.startswith("moe_redistribution.") for n in ("shape", "hold", "logits"))
-    return c.routed and not (known and r.probs is r.gates is r.balance is r.after is r.noisy is None)
+    return c.routed and not (r.fast and r.probs is r.gates is r.balance is r.after is r.noisy is None)
 
 def route(held:torch.Tensor, x:torch.Tensor, c:Condition, at:Callable=lambda site, value: value, draw:Callable=None):
     """Probabilities and weights of all experts (s b t e), and the balance loss (s,), by the router's rules or the usual

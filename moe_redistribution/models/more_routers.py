@@ -42,6 +42,7 @@ class Rehashed(Hashed):
 # %% ../../nbs/02_models/01c_more_routers.ipynb #1f39efbe
 class Placed(Tokens):
     "Routes by position alone: each has the next experts."
+    shared = True                                       # the position decides, and no draw
     def begin(self, p:dict, c:object, t:object, g:torch.Generator):
         places = only(by_place(t.n_ctx, c.n_experts, c.top_k), c.n_experts)
         return places[None, :, None].repeat(c.n_layers, 1, t.d_vocab, 1)
@@ -74,6 +75,7 @@ class Biased(Router):
 # %% ../../nbs/02_models/01c_more_routers.ipynb #46cffd34
 class ExpertChoice(Router):
     "Each expert takes its share of the inputs of a batch, at each position (Zhou et al. 2022)."
+    by_batch = True
     def gates(self, probs:torch.Tensor, held:torch.Tensor, c:object):
         n = max(1, probs.shape[1] * c.top_k // c.n_experts)
         return probs * torch.zeros_like(probs).scatter(1, probs.topk(n, 1).indices, 1)
@@ -82,5 +84,3 @@ class ExpertChoice(Router):
 
 ROUTERS |= {r.word: r for r in (Hashed("hashed", False), Rehashed("rehashed", False), Placed("placed", False),
                                Biased("biased"), ExpertChoice("expert_choice"))}
-Placed.shared = True        # the position decides, and no draw
-ExpertChoice.by_batch = True

@@ -22,6 +22,20 @@ class Router:
     reads_stream = True         # False: a table, in which tokens look up their routes
     by_question = False         # needs a question that stands before all answers
     redraws = False             # holds other values at every step
+    shared = False              # may all seeds begin with the same values?
+    by_batch = False            # do its gates for an input depend on what else stands in the batch?
+    fast = True                 # may the engine leave out what the usual rules do not need?
+
+    # rules of its own, where there are any; without them the usual ones
+    probs = None                # (logits (s b t e), held, c) → what stands for their probabilities
+    gates = None                # (probs, held, c) → weight of every expert, 0 where it is idle; a position at a time
+    balance = None              # (probs, gates, c) → balance loss of each seed (s,)
+    after = None                # (params, look, c): changes what it holds after a step; look() → its activations
+    noisy = None                # (logits, held, x, c, draw) → logits of a training step, by draw(torch.randn, *shape)
+
+    def __init_subclass__(cls):
+        "A router that changes what is held or how it is read goes the long way, unless it says `fast` itself."
+        if "fast" not in vars(cls) and vars(cls).keys() & {"shape", "hold", "logits"}: cls.fast = False
 
     def shape(self, c, t) -> tuple: return c.d_model, c.n_experts
 
@@ -46,7 +60,8 @@ def question(tokens, t):
 # %% ../../nbs/02_models/01_routers.ipynb #55e5d525
 class Tokens(Router):
     "Routes by token and position: what the map says of their embeddings before training. Nothing moves it."
-    reads_stream = False
+    reads_stream, fast = False, True
+    learns = False              # and so is a user's that is made of one, unless it says otherwise
     def rows(self, t) -> int: return t.d_vocab
     def row(self, tokens, t): return tokens
     def shape(self, c, t): return t.n_ctx, self.rows(t), c.n_experts
@@ -100,17 +115,7 @@ def _router(name, r):
         refuse(f"router {name}", "drawn(shape, seed, step), for it redraws", "none", fix="def drawn")
     return r
 
-Tokens.learns = False       # a table is fixed, and so is a user's that is made of one, unless it says otherwise
 ROUTERS = Kind("router", "How tokens find experts.", (), _router)
 ROUTERS |= {r.word: r for r in (Absent("none", False), Router("learned"), Router("frozen", False),
                                Tokens("tokens", False), Inputs("inputs", False), Shuffled("shuffled", False),
                                Redrawn("redrawn", False))}
-
-# %% ../../nbs/02_models/01_routers.ipynb #97246921
-Router.probs = None         # (logits (s b t e), held, c) → what stands for their probabilities
-Router.gates = None         # (probs, held, c) → weight of every expert, 0 where it is idle; a position at a time
-Router.balance = None       # (probs, gates, c) → balance loss of each seed (s,)
-Router.after = None         # (params, look, c): changes what it holds after a step; look() → its activations
-Router.noisy = None         # (logits, held, x, c, draw) → logits of a training step, by draw(torch.randn, *shape), too
-Router.shared = False       # may all seeds begin with the same values?
-Router.by_batch = False     # do its gates for an input depend on what else stands in the batch?

@@ -108,7 +108,7 @@ def under(model:torch.nn.Module, experts:str=None, attention:str=None):
         was = before[0][1]
         if experts is not None: model.set_experts_implementation(was["_experts_implementation"])
         if attention is not None: model.set_attn_implementation(was["_attn_implementation"])
-        for c, was in before[1:]: _tell_config(c, was)                                  # parts of a model of several kinds
+        for c, was in before[1:]: _tell_config(c, was)                   # parts of a model of several kinds
 
 def _tell_config(config:torch.nn.Module, names:dict):
     "Sets what a config names, where it is another."

@@ -336,7 +336,8 @@ def _picture(clone):
         return len(own) > 1
     return _shown_change(clone, "two pictures, exchanged,", exchanged)
 
-FORGED = dict(row=_row, claim=_claim, word=_word_check, sentence=_sentence_check, pilot=_pilot, output=_output, picture=_picture)
+FORGED = dict(row=_row, claim=_claim, word=_word_check, sentence=_sentence_check, pilot=_pilot, output=_output,
+              picture=_picture)
 
 # %% ../../nbs/12_record/04c_check.ipynb #c4ec0018
 def _copy(clone, other):

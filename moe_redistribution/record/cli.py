@@ -20,7 +20,7 @@ from ..basics.errors import Faults, choose, refuse
 from ..basics.kinds import import_file, load_plugins, users_line
 from ..basics.files import write_picture
 from ..training.executors import FORMS, is_far, processes
-from ..training.jobs import check_means
+from ..training.jobs import DEVICES, check_means
 from ..training.loop import UNTIL
 from ..training.study import run_study
 import moe_redistribution.record.work, moe_redistribution.record.coverage  # noqa: F401
@@ -125,7 +125,7 @@ def _check_arguments(args:Namespace):
     if getattr(args, "record", None): table_file(args.record)
 
 # %% ../../nbs/12_record/05_cli.ipynb #1525ba61
-VALUES = {"--stream": STREAMS, "--until": UNTIL, "--executor": FORMS[:2], "--device": ("cpu", "cuda"),
+VALUES = {"--stream": STREAMS, "--until": UNTIL, "--executor": FORMS[:2], "--device": DEVICES,
           "--by": tuple(SENDERS), "--dtype": DTYPES}
 
 _COMPLETE = """_moe_redistribution() {

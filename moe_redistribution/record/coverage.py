@@ -265,8 +265,10 @@ def _in_lines(own:pd.DataFrame) -> str:
     first, *more = own.to_dict("records")
     lines = []
     for c in own.columns.drop("protocol"):
-        if any(_plain_text(r[c]) for r in own.to_dict("records")): lines.append(f"{c:12} {_plain_text(first[c])}".rstrip())
-        lines += [f"  {m['protocol']:10} {_plain_text(m[c])}" for m in more if _plain_text(m[c]) != _plain_text(first[c])]
+        if any(_plain_text(r[c]) for r in own.to_dict("records")):
+            lines.append(f"{c:12} {_plain_text(first[c])}".rstrip())
+        lines += [f"  {m['protocol']:10} {_plain_text(m[c])}" for m in more
+                  if _plain_text(m[c]) != _plain_text(first[c])]
     return "\n".join(lines)
 
 # %% ../../nbs/12_record/02b_coverage.ipynb #5228f401

@@ -13,7 +13,6 @@ import ast
 
 import numpy as np
 import pandas as pd
-import matplotlib.pyplot as plt
 from ..basics.errors import choose
 from ..basics.registry import PACKAGE
 from ..evidence.table_files import ROOT
@@ -76,9 +75,11 @@ def import_grid(groups:dict) -> pd.DataFrame:
 
 def draw_grid(grid:pd.DataFrame):
     "The figure of an `import_grid`."
+    import matplotlib.pyplot as plt
     n = len(grid)
     fig, ax = plt.subplots(figsize=(2.4 + .28 * n, 1.2 + .24 * n))
-    for i, j in np.argwhere(grid.to_numpy()): ax.add_patch(plt.Rectangle((j - .42, i - .42), .84, .84, color="C0", lw=0))
+    for i, j in np.argwhere(grid.to_numpy()):
+        ax.add_patch(plt.Rectangle((j - .42, i - .42), .84, .84, color="C0", lw=0))
     ax.plot(range(n), range(n), "s", color=".8", ms=5)
     ax.set_xticks(range(n), grid.columns, rotation=40, ha="left")
     ax.set_yticks(range(n), grid.index)

@@ -62,7 +62,8 @@ def _task_words(name:str) -> str:
                  share=TRAIN_SHARE, last_number=(t.modulus or 0) - 1, read=", ".join(map(str, t.read)),
                  n_train=N_TRAIN, n_test=N_TEST, refresh=REFRESH)
     if t.source == "split": sizes |= dict(zip(("n_train", "n_test"), map(len, split(t, SEEDS[0]))))
-    rules = "; ".join(f"{n}: {_text_of_word('held-out rule', n)} ({int(held.sum())} inputs)" for n, held in t.rules.items())
+    rules = "; ".join(f"{n}: {_text_of_word('held-out rule', n)} ({int(held.sum())} inputs)"
+                      for n, held in t.rules.items())
     return _text_of_word("task", name, rules=rules, **sizes)
 
 # %% ../../nbs/12_record/02a_machines.ipynb #5320f747
@@ -140,7 +141,8 @@ class _Graph:
 def _problem(g:_Graph, at:str, c:Claim, name:str, said:str="") -> str:
     "The node of one quantity: what is given, what is asked, and how a stranger measures it."
     sides = [c.reading, *c.others]
-    names = list(dict.fromkeys(_without_block(n) for s in sides if not isinstance(s, float) for n in each_name(s.condition)))
+    names = list(dict.fromkeys(_without_block(n) for s in sides if not isinstance(s, float)
+                               for n in each_name(s.condition)))
     measures = {s: g.measure(s) for s in sides if not isinstance(s, float)}
     def side(letter, s):
         if isinstance(s, float): return f"{letter}: the constant {s:g}"
@@ -215,7 +217,8 @@ def _problems() -> dict:
     "The tasks alone: every printed number of the main paper and every reading of its claims, without any answer."
     g = _Graph()
     g("#protocol", lambda: {"@type": "schema:CreativeWork", "schema:name": "Model, training and evaluation",
-                            "schema:description": _text_of_word("protocol", "training", beta1=BETA1, beta2=BETA2, eps=EPS)})
+                            "schema:description": _text_of_word("protocol", "training", beta1=BETA1, beta2=BETA2,
+                                                                eps=EPS)})
     g.nodes["#output"] = _OUTPUT
     for n in _recorded_bridge().itertuples():
         c = n.claim
@@ -372,7 +375,8 @@ def _logbook() -> dict:
     for i, (section, own) in enumerate(book.groupby("section", sort=False), 1):
         name = "Our own questions" if section == "000" else f"Claim {i}: what {section} says"
         each = ((r, dates[r.key].min()) for r in own.itertuples())
-        pages[name] = [_notebook_cell(_slug(r.key), f"{r.key}: {verdict_text(r)}", _claim_text(r), date) for r, date in each]
+        pages[name] = [_notebook_cell(_slug(r.key), f"{r.key}: {verdict_text(r)}", _claim_text(r), date)
+                       for r, date in each]
     end = f"{counts}. Every claim with its readings: results/ledger.md; again: reproduce.sh."
     pages["Conclusion"] = [_notebook_cell("conclusion", "Conclusion", end, last)]
     index = f"# {title}\n\n## Pages\n\n| Page |\n| --- |\n" + "".join(f"| [{p}](#/{_slug(p)}) |\n" for p in pages)
@@ -444,7 +448,8 @@ def formats() -> dict:
     "Path → text of all that is made for machines, from what is recorded."
     asked, answered = _problems(), _solutions()
     tree = json.dumps(_rubric(asked, answered), ensure_ascii=False).replace('{"id"', '\n{"id"') + "\n"
-    return {"machines/croissant-tasks.json": _node_a_line(asked), "machines/croissant-solutions.json": _node_a_line(answered),
+    return {"machines/croissant-tasks.json": _node_a_line(asked),
+            "machines/croissant-solutions.json": _node_a_line(answered),
             "machines/paperbench-rubric.json": tree, **_logbook(), **_descriptions(),
             "reproduce.sh": REPRODUCE}
 

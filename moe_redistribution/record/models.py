@@ -175,7 +175,8 @@ def _run_compare(args:Namespace):
     for x in tables: show_table(x.reset_index(), args)
     for metric, what in (("loss_difference", "Loss of the second minus the first"),
                          ("divergence", "Divergence of its predictions")):
-        print(f"{what}: {interval(found.loc[found['metric'] == metric, 'value']):.4f} nats a token", file=_stream_for_words(args))
+        here = interval(found.loc[found["metric"] == metric, "value"])
+        print(f"{what}: {here:.4f} nats a token", file=_stream_for_words(args))
     write_found(found, out, args)
 
 # %% ../../nbs/12_record/04d_models.ipynb #5bec0002

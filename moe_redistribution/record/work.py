@@ -22,7 +22,7 @@ from ..models.population import check_population
 from ..training.engine import long_way
 from ..training.executors import processes
 from ..training.groups import Training, check_work, split_groups, train
-from ..training.jobs import begin_again, run_all, missing_jobs, estimate
+from ..training.jobs import DEVICES, begin_again, run_all, missing_jobs, estimate
 from ..training.loop import UNTIL
 from ..training.store import Run, Store, home
 from ..training.study import (import_studies, STUDIES, Study, of_studies, study_jobs, study_of,
@@ -70,7 +70,8 @@ def _add_how(p:ArgumentParser, on_cuda:str):
     "Arguments of commands that carry out work, where and how much of it."
     p.add_argument("--executor", help="here, local, local:4, dask://HOST:PORT, tls://HOST:PORT or slurm:FILE "
                    "(default: a process on every core)")
-    p.add_argument("--device", default="cpu", help=f"cpu (default) or cuda: {on_cuda}")
+    p.add_argument("--device", default="cpu", help=f"cpu (default), compiled (a processor, by "
+                   f"numba) or cuda: {on_cuda}")
     p.add_argument("--budget", type=float, help="stop, with everything kept, before so many seconds have passed")
     p.add_argument("--unrecorded", action="store_true", help="leave out what results/ holds already")
     p.add_argument("--again", action="store_true", help="do what is stored once more; what is there is kept as .before")
@@ -119,7 +120,7 @@ def _read_trainings(args:Namespace) -> list:
     "The trainings of parsed `train` arguments: those of items, then one for each named condition."
     if not args.item and not args.conditions:
         refuse("train", "conditions or --item", "neither", fix="moe-redistribution train --item tab1")
-    choose("device", args.device, ("cpu", "cuda"))
+    choose("device", args.device, DEVICES)
     own = dict(seeds=None if args.seeds is None else tuple(read_seeds(args.seeds)), stream=args.stream,
                until=args.until, group_size=args.group_size)
     own = {k: v for k, v in own.items() if v is not None}
@@ -131,7 +132,7 @@ def _read_trainings(args:Namespace) -> list:
     new = _names_with_steps(dict.fromkeys(t.condition for t in found), args.steps)
     if args.steps: own |= dict(steps=None)
     found = [replace(t, condition=new[t.condition], **own) for t in found]
-    if args.device == "cpu": return found
+    if args.device != "cuda": return found
     return [replace(t, group_size=max(t.group_size, STACKED[condition(t.condition).get_task().source])) for t in found]
 
 # %% ../../nbs/12_record/04a_work.ipynb #1cfb8b3c

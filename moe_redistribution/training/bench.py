@@ -11,7 +11,8 @@ from multiprocessing.process import BaseProcess
 from multiprocessing.connection import Connection
 from collections.abc import Callable, Sequence
 from contextlib import contextmanager, suppress
-import json, multiprocessing, os, statistics, subprocess, sys, time
+from importlib.util import find_spec
+import json, math, multiprocessing, os, statistics, subprocess, sys, time
 from pathlib import Path
 
 import pandas as pd
@@ -21,6 +22,8 @@ from ..basics.files import csv_lines
 from ..basics.errors import choose, refuse
 from ..models.condition import Condition, by_name, condition
 from .engine import products, flops
+from .groups import step_on
+from .jobs import COMPILED
 from .loop import init_members, train_interval
 from .executors import ignoring_interrupts, n_cores, worker
 from ..basics.files import as_committed, write_whole
@@ -66,15 +69,16 @@ def _quiet_or_refuse(shares:list, wanted:int, what:str):
 # %% ../../nbs/03_training/07_bench.ipynb #8015aa82
 _members, PACE = {}, {"add7": 20, "modadd": 5, "hist": 1}                        # steps between two looks at the clock
 
-def train_for(name:str, seeds:int, seconds:float) -> dict:
+def train_for(name:str, seeds:int, seconds:float, device:str="cpu") -> dict:
     "Trains `seeds` members, kept for the next call, for about `seconds`: seed-steps, wall and CPU seconds."
-    first, n = (name, seeds) not in _members, PACE[condition(name).task]
-    if first: _members[name, seeds] = init_members(condition(name), list(range(1, seeds + 1)), "paired")
-    members, done = _members[name, seeds], 0
-    if first: train_interval(members, min(n, 5))
+    at, c = (name, seeds, device), condition(name)
+    first, n, step = at not in _members, PACE[c.task], step_on(device, c)[0]
+    if first: _members[at] = init_members(c, list(range(1, seeds + 1)), "paired")
+    members, done = _members[at], 0
+    if first: train_interval(members, min(n, 5), step)
     wall, cpu = time.perf_counter(), time.process_time()
     while time.perf_counter() - wall < seconds:
-        train_interval(members, n)
+        train_interval(members, n, step)
         done += n * seeds
     return dict(steps=done, wall=time.perf_counter() - wall, cpu=time.process_time() - cpu)
 
@@ -166,9 +170,11 @@ def _share_of(got:list) -> float:
 # %% ../../nbs/03_training/07_bench.ipynb #2159605d
 def _one_round(together:Callable, name:str, seeds:int, seconds:float, cores:int) -> dict:
     "Seed-steps per second of the whole machine, ours and plain in both ways, and the smallest share of it got."
-    together(train_for, name, seeds, 0)                                          # everybody ready
-    got = dict(ours=together(train_for, name, seeds, seconds), plain=_plain_for(name, seconds, cores),
-               per_core=_plain_for(name, seconds, cores, cores))
+    ways = dict(ours="cpu")
+    if find_spec("numba") and step_on(COMPILED, condition(name))[0]: ways["compiled"] = COMPILED
+    for device in ways.values(): together(train_for, name, seeds, 0, device)     # everybody ready
+    got = {way: together(train_for, name, seeds, seconds, device) for way, device in ways.items()}
+    got |= dict(plain=_plain_for(name, seconds, cores), per_core=_plain_for(name, seconds, cores, cores))
     return {k: sum(g["steps"] / g["wall"] for g in v)
             for k, v in got.items()} | {"share": min(map(_share_of, got.values()))}
 
@@ -244,11 +250,14 @@ def _as_row(c:str|Condition, got:list, floors:list, seeds:int, cores:int) -> dic
     ratios, ours = [r["ours"] / r["plain"] for r in got], statistics.median(r["ours"] for r in got)
     per_core = statistics.median(r["per_core"] / r["plain"] for r in got) > 1
     floor = statistics.mean(f["floor"] for f in floors) / cores                  # a seed-step of the whole machine
+    rate = statistics.mean(f["rate"] for f in floors)
+    compiled = statistics.median(r.get("compiled", math.nan) / r["ours"] for r in got)
     return dict(condition=c.name, cores=cores, seeds=seeds, rounds=len(got), times_plain=middle("plain"),
                 least=min(ratios), most=max(ratios), target=_target(c), times_plain_per_core=middle("per_core"),
                 better_plain="per core" if per_core else "as shipped", times_floor=1 / floor / ours,
-                floor_limit=_floor_limit(c), gflops=statistics.mean(f["rate"] for f in floors) / 1e9,
-                step_ms=1e3 * cores / ours, share=min([_share_of(floors)] + [r["share"] for r in got]))
+                floor_limit=_floor_limit(c), gflops=rate / 1e9, times_best_rate=cores / ours / (flops(c) / rate),
+                compiled=compiled, step_ms=1e3 * cores / ours,
+                share=min([_share_of(floors)] + [r["share"] for r in got]))
 
 # %% ../../nbs/03_training/07_bench.ipynb #228cd449
 def _sentence(row:dict) -> str:
@@ -260,9 +269,11 @@ def _sentence(row:dict) -> str:
     per_core = f"{row['times_plain_per_core']:.1f} times plain with a process per core"
     better = f"{best:.1f} times the better of the two ({row['better_plain']})"
     floor = f"{row['times_floor']:.1f} times the floor (limit {row['floor_limit']})"
+    floor += f", {row['times_best_rate']:.1f} times its operations at the best rate of any product"
+    compiled = f"; {row['compiled']:.2f} times as fast compiled" if row["compiled"] == row["compiled"] else ""
     seeds = f"{row['memory_seeds']} seed{'s' * (row['memory_seeds'] > 1)}"
     memory = f"{seeds} in {row['memory_gb']:.1f} GB (limit {MEMORY_LIMIT:.0f}){busy}"
-    return f"{row['condition']}: {plain}, {per_core}; {better}; {floor}, {memory}"
+    return f"{row['condition']}: {plain}, {per_core}; {better}; {floor}{compiled}; {memory}"
 
 # %% ../../nbs/03_training/07_bench.ipynb #6b911efb
 def keep(row:dict, path:str|Path):

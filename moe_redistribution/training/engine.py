@@ -183,6 +183,13 @@ def _whole_shares(params:dict, chunks:Sequence, c:Condition):
     return sum(each) / sum(tokens.shape[1] for tokens in chunks)
 
 # %% ../../nbs/03_training/01_engine.ipynb #1e026d19
+def _by_fewer_seeds(params, tokens, targets, c, live, n) -> tuple:
+    "`gradients` of so many seeds at a time, so that what a step holds stays in the cache."
+    found = [gradients({k: v[i:i + n] for k, v in params.items()}, tokens[i:i + n], targets[i:i + n], c, live)
+             for i in range(0, len(tokens), n)]
+    return torch.cat([x for x, _ in found]), {k: torch.cat([g[k] for _, g in found]) if g is not None else None
+                                              for k, g in found[0][1].items()}
+
 @by_name
 def gradients(params:dict, tokens:torch.Tensor, targets:torch.Tensor, c:Condition, live:Sequence=None,
               generators:Sequence[torch.Generator]=None, draw:Callable=None):
@@ -196,8 +203,11 @@ def gradients(params:dict, tokens:torch.Tensor, targets:torch.Tensor, c:Conditio
     if c.drop or draw:
         out = loss(leaves, tokens, targets, c, dropout(c, generators) if c.drop else None, draw)
         return out[0].detach(), dict(zip(names, back(*out)))
-    size = CHUNK["routed" if c.routed else "dense"] // (S * len(t.read))
-    if tokens.is_cuda or not _short_way(c, t) or 2 * B < 3 * size or S > 1: size = B
+    room = CHUNK["routed" if c.routed else "dense"] // len(t.read)                      # examples of all seeds together
+    if S > max(room // B, 1) and not tokens.is_cuda and _short_way(c, t):
+        return _by_fewer_seeds(params, tokens, targets, c, live, max(room // B, 1))
+    size = room // S
+    if tokens.is_cuda or not _short_way(c, t) or 2 * B < 3 * size: size = B
     chunks = tokens.split(max(size, 1), 1)
     shares = _whole_shares(leaves, chunks, c) if c.routed and c.balance and len(chunks) > 1 else None
     total, grads = 0.0, {n: None for n in names}

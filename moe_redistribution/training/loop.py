@@ -258,8 +258,9 @@ def redraw_(members:Members, steps:int):
 
 # %% ../../nbs/03_training/03_loop.ipynb #3f360418
 @_without_subnormals()
-def train_interval(members:Members, n:int):
-    "Takes `n` optimiser steps with every member; returns the mean training loss of the interval (s,)."
+def train_interval(members:Members, n:int, step:Callable=None):
+    """Takes `n` optimiser steps with every member; returns the mean training loss of the interval (s,). `step`: what
+    gives gradients in the engine's place, `step(w, grad, tokens, targets, c)` → losses (s,), as `compiled_gradients`."""
     c, dev, began = members.c, members.w.device, members.step.tolist()
     total, grad = torch.zeros(len(members.seeds), device=dev), torch.zeros_like(members.w)
     weights, slices = unflatten(members.w, c), unflatten(grad, c)
@@ -268,9 +269,14 @@ def train_interval(members:Members, n:int):
                                                   n, c.batch, c.hold, dev)):
         now = [s + i for s in began]                                         # known here, so that a GPU is not asked
         if c.routing.redraws: redraw_(members, now)
-        loss, grads = gradients(weights, tokens, targets, c, learning_names(c, now), masks, draws_of(members, now))
-        for name, g in grads.items():
-            if g is not None: slices[name].copy_(g)
+        live = learning_names(c, now)
+        if step:
+            loss = step(members.w, grad, tokens, targets, c)
+            for name in slices.keys() - {*live}: slices[name].zero_()
+        else:
+            loss, grads = gradients(weights, tokens, targets, c, live, masks, draws_of(members, now))
+            for name, g in grads.items():
+                if g is not None: slices[name].copy_(g)
         _zero_held_(grad, c, now)
         _clip_(grad, c.clip)
         count = _optimiser_steps(members)

@@ -255,9 +255,9 @@ class Store:
         ends = [(r.manifest.get("rules") or {}).get(rule) for r in runs]
         never = {r.seed: e["value"] for r, e in zip(runs, ends) if e and rule.startswith("first") and not e["reached"]}
         if never:
-            warnings.warn(f"{runs[0].condition.name}: expected runs that reached {rule}; got the best of those that never"
-                          f" did, {', '.join(f'seed {s} ({v:.3g})' for s, v in never.items())}; fix: other seeds, or none "
-                          "if the unlearned are meant")
+            these = ", ".join(f"seed {s} ({v:.3g})" for s, v in never.items())
+            warnings.warn(f"{runs[0].condition.name}: expected runs that reached {rule}; got the best of those that "
+                          f"never did, {these}; fix: other seeds, or none if the unlearned are meant")
         return Trained({n: torch.stack([r.weights[rule][n] for r in runs]) for n in runs[0].weights[rule]}, c, seeds)
 
 # %% ../../nbs/03_training/02_store.ipynb #7dd38b75

@@ -169,7 +169,8 @@ class _StudyJob(Job):
                 if deadline is not None and time.time() >= deadline: return False
                 start, desk = time.process_time(), Desk(self, store, deadline, tell, save_every, device)
                 began = desk.first_began()
-                found, more = ask("rows_of_job", self, desk) if ask("of_users", self.study.run) else (self._made(desk), {})
+                users = ask("of_users", self.study.run)
+                found, more = ask("rows_of_job", self, desk) if users else (self._made(desk), {})
                 if found is None: return False
                 said = dict(kind="rows", source=self.source[1], code=self.code, key=self.key, study=self.study.name,
                             arm=self.arm, **began, seeds=list(self.seeds), machine=machine(device),

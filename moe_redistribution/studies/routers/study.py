@@ -107,7 +107,8 @@ def _arms_of(task, arms): return dict.fromkeys([f"{task}/{a}" for a in arms], _S
 # %% ../../../nbs/10_studies/routers/05_study.ipynb #7c3b3639
 ROUTED_PRESETS |= {
     "night": Preset("every question but two, with eight seeds",
-                    {n: s for t, own in NIGHT_ARMS.items() for n, s in _arms_of(t, own).items()}, 1, _routed_settings()),
+                    {n: s for t, own in NIGHT_ARMS.items() for n, s in _arms_of(t, own).items()}, 1,
+                    _routed_settings()),
     "number": Preset("eight and sixteen experts",
                      _arms_of("book", [f"{a}_e{E}" for E in (8, 16) for a in ("straight", "straight_frozen")]), 1,
                      _routed_settings()),

@@ -34,8 +34,9 @@ def _recorded_checkpoints(root=None) -> list:
 def _one_layer_with_ffn(c): return c.n_layers == 1 and c.ffn != "no_ffn"
 def _one_layer_of(*tasks): return lambda c: c.n_layers == 1 and c.task in tasks
 
-MEASURED = {"patterns": _one_layer_of("add7"), "rerouting": _one_layer_of("add7"), "copying": _one_layer_with_ffn, "grokking": _one_layer_with_ffn,
-            "routing": _one_layer_of("add7", "modadd"), "attribution": lambda c: c.n_layers == 1, "patching": _one_layer_of("add7"),
+MEASURED = {"patterns": _one_layer_of("add7"), "rerouting": _one_layer_of("add7"), "copying": _one_layer_with_ffn,
+            "grokking": _one_layer_with_ffn, "routing": _one_layer_of("add7", "modadd"),
+            "attribution": lambda c: c.n_layers == 1, "patching": _one_layer_of("add7"),
             "scores": lambda c: False,
             "probes": lambda c: c.name in HEADLINE4 or c.task == "modadd" and _one_layer_with_ffn(c),
             "fourier": lambda c: c.name in HEADLINE4 or c.task == "modadd"}
