@@ -8,6 +8,7 @@
 #   ITEM         paper: an item of the registry, e.g. tab1, fig15, audit  make ITEM=fig15 paper
 #   AGAIN=1      paper: also what results/ holds already, from the start  make ITEM=tab1 AGAIN=1 paper
 #   ARGS         passed on to moe-redistribution                        make ARGS=--help reproduce
+#   PART         test: a part's notebooks, and the tests that it can break  make PART=opened test
 #   NB           outputs: only these notebooks                          make NB=nbs/01_tasks/01_task.ipynb outputs
 PYTHON ?= python3
 VENV ?= .venv
@@ -16,6 +17,7 @@ TORCH_INDEX ?=
 FULL ?=
 ARGS ?=
 AGAIN ?=
+PART ?=
 NB ?= $(sort $(wildcard nbs/*.ipynb nbs/*/*.ipynb nbs/*/*/*.ipynb))
 
 BIN := $(abspath $(VENV))/bin
@@ -57,9 +59,9 @@ CLEAR = { [ ! -s "$$home/ticks" ] || { sort -u "$$home/ticks" >&2; false; }; }
 test: $(READY)  ## the library's notebooks, the pages of a paper's sections, then every test, but for what `make audit` runs
 	@home=$$(mktemp -d) && trap 'rm -rf "$$home"' EXIT && \
 	  $(WATCHED) TICKS="$$home/ticks" OMP_NUM_THREADS=1 MOE_REDISTRIBUTION_HOME="$$home" \
-	    "$(BIN)/nbdev_test" --skip_file_re '^[_.]|$(LATER)' \
+	    "$(BIN)/nbdev_test" $(if $(PART),--path "$$(echo nbs/*_$(PART))") --skip_file_re '^[_.]|$(LATER)' \
 	    --n_workers $$($(PY) -c "import os; print(os.cpu_count() or 2)") --timing && $(CLEAR)
-	@OMP_NUM_THREADS=1 $(PY) -m pytest -q -n logical --dist loadfile
+	@OMP_NUM_THREADS=1 $(PY) -m pytest -q -n logical --dist loadfile $(if $(PART),$$($(PY) tests/promises.py $(PART)))
 
 # What `make test` leaves out, and the notebooks whole: cells and tests that carry the mark `audit`. A page whose stored outputs
 # are not what a run shows today is stale, and fails. Every step runs, whatever an earlier one found, since an audit that stops

@@ -100,3 +100,10 @@ def test_a_study_is_added_by_the_commands_as_they_stand(tmp_path):
     name = lines[0].split()[-1]
     assert f"-{name}-" in (clone / "results/ledger.csv").read_text() and name in (clone / "results/contrasts.csv").read_text()
     assert "In short" in (clone / f"nbs/10_studies/{name}/41_{name}.ipynb").read_text()
+
+def test_the_list_of_promises_is_that_of_the_tests():
+    "A test that goes takes its line along, in the same commit."
+    import promises
+    assert (ROOT / "tests/PROMISES.md").read_text(encoding="utf-8") == promises.page(), "python tests/promises.py"
+    assert {p.stem for p in promises.touched_by("guard")} >= {"test_guard", "test_site"} and "test_claims" not in {
+        p.stem for p in promises.touched_by("guard")}

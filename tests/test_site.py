@@ -477,10 +477,12 @@ def ruff_finds_no_dead_name_no_trap_and_no_function_that_is_too_complex(_):
     done = subprocess.run(ruff, cwd=ROOT, capture_output=True, text=True)
     return done.returncode and done.stdout + done.stderr
 
+WIDER = "10_studies/", "index", "tests/", "tools/", "moe_redistribution/studies/"       # where prose still stands in code
+
 @rule(SITE)
-def no_line_of_code_is_wider_than_150_columns(_):
-    return [f"{where}: {len(line)} columns: {line.strip()[:60]}"
-            for where, source in written() for line in source.splitlines() if len(line) > 150]
+def no_line_of_code_is_wider_than_120_columns_nor_one_of_a_study_than_150(_):
+    return [f"{where}: {len(line)} columns: {line.strip()[:60]}" for where, source in written()
+            for line in source.splitlines() if len(line) > (150 if where.startswith(WIDER) else 120)]
 
 def room(path): return path.relative_to(LIB).with_suffix("").as_posix().replace("/", ".")
 

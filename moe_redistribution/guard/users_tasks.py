@@ -127,14 +127,16 @@ def _say_if_free(t):
         y = t.targets[:, j]
         there = [p for p in ((at,) if t.causal else (at, *range(t.n_ctx))) if torch.equal(t.tokens[:, p], y)]
         if j in t.scored and y.min() == y.max():
-            _say_of_task(t, t.positions[j], "answers that differ from example to example", "the same for all, which anyone has "
-                 "right", "score places that differ, or none if that is meant")
+            _say_of_task(t, t.positions[j], "answers that differ from example to example",
+                         "the same for all, which anyone has right",
+                         "score places that differ, or none if that is meant")
         elif there:
             _say_of_task(t, t.positions[j], "an answer that is to be worked out", f"the token at {t.places[there[0]]}",
-                 "read one place earlier, causal=True if answers are fed, or none if it is to be copied")
+                         "read one place earlier, causal=True if answers are fed, or none if it is to be copied")
     if t.answers == t.d_vocab_out >= 2 * (right := len(_scored(t.targets, t).unique())) > 2:
-        _say_of_task(t, "answers", "as many as a blind guess chooses from", f"all {t.d_vocab_out}, of which {right} are ever "
-             "right", f"answers={right}, or none if it may say any")
+        _say_of_task(t, "answers", "as many as a blind guess chooses from",
+                     f"all {t.d_vocab_out}, of which {right} are ever right",
+                     f"answers={right}, or none if it may say any")
 
 # %% ../../nbs/11_guard/02_users_tasks.ipynb #b81d4678
 def check_task(t):

@@ -124,7 +124,8 @@ class _Graph:
         own, fact = r.metric.removeprefix(REST), r.instrument == "facts"
         two = f"{r.instrument}.{own}"                                        # a name that two instruments have
         def make():
-            unit, what = _words_table()["fact" if fact else "measure", two if ("measure", two) in _words_table() else own]
+            known = ("measure", two) in _words_table()
+            unit, what = _words_table()["fact" if fact else "measure", two if known else own]
             more = {"site": _text_of_word("site", r.site), "edit": _text_of_word("edit", r.edit),
                     "checkpoint": _rule_words(r.rule, task), "positions": r.position,
                     "stratum": r.stratum.replace("all", ""), "split": _text_of_word("split", r.split),
@@ -134,7 +135,8 @@ class _Graph:
             return {"@type": "croissant:EvaluationSpec", "croissant:expectedMetric": r.metric,
                     "schema:unitText": unit, "schema:description": said}
         parts = [own, r.unit] if fact else [r.metric, r.site, r.edit, r.rule, r.position, r.stratum, r.split, r.unit]
-        named = [p for p in (r.instrument * (("measure", two) in _words_table()), *parts) if p not in ("", "all", "none")]
+        first = r.instrument * (("measure", two) in _words_table())
+        named = [p for p in (first, *parts) if p not in ("", "all", "none")]
         return self(_iri("measure", task, ".".join(named)), make)
 
 # %% ../../nbs/12_record/02a_machines.ipynb #2bd5f496
@@ -204,9 +206,10 @@ def _readings() -> list:
     book, known, out = _main_ledger().set_index("key", drop=False), {}, []
     for c in Claim.of(statements()[statements()["key"].isin(book.index)]):
         if c.aggregate in READS_NOTHING or not all(is_condition(_without_block(n)) for n in c.names): continue
-        sides = [s if isinstance(s, float) else s._replace(seeds="", stream="", instrument="",
-                                                           condition=" ".join(map(_without_block, each_name(s.condition))))
-                 for s in (c.reading, *c.others)]
+        def side(s):
+            names = " ".join(map(_without_block, each_name(s.condition)))
+            return s._replace(seeds="", stream="", instrument="", condition=names)
+        sides = [s if isinstance(s, float) else side(s) for s in (c.reading, *c.others)]
         runs = int(c.n) if c.rule == "learned" else len(seed_list(c.seeds))
         first = known.setdefault((c.key, *sides, c.aggregate), (_iri(c.key, c.protocol), runs))
         out.append((*first, book.loc[c.key], c))

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['COMPILED', 'DEVICES', 'Job', 'in_waves', 'missing_jobs', 'estimate', 'Watch', 'OutOfTime', 'check_resumed',
-           'whole_seeds', 'tensors_on', 'check_means', 'run_job', 'run_all', 'begin_again']
+           'whole_seeds', 'check_means', 'run_job', 'run_all', 'begin_again']
 
 # %% ../../nbs/03_training/05b_jobs.ipynb #2c46f648
 from pathlib import Path
@@ -156,7 +156,7 @@ def whole_seeds(seeds:Sequence[int]) -> list:
 COMPILED = "compiled"           # a processor, by the compiled step
 DEVICES = "cpu", "cuda", COMPILED
 
-def tensors_on(device:str) -> str:
+def _tensors_on(device:str) -> str:
     "The device of torch that a word for one stands for."
     return "cpu" if device == COMPILED else device
 
@@ -180,7 +180,7 @@ def run_job(job:Job, root:str|Path=None, deadline:float=None, tell:Callable=None
     if job.is_done(store): return True
     for group in (g for n in job.needs for g in n.groups() if not g.optional):
         if not run_job(group, root, deadline, None, save_every, device): return False
-    return job.run(store, deadline, tell, save_every, device if job.compiles else tensors_on(device))
+    return job.run(store, deadline, tell, save_every, device if job.compiles else _tensors_on(device))
 
 def _carry_with(files:dict, job:Job, *how) -> bool:
     "`run_job` in a process that may not know a user's files yet."
