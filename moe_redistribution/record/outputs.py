@@ -41,13 +41,14 @@ def _imported_rooms(source:str, module:str="") -> set:
 
 # %% ../../nbs/12_record/03c_outputs.ipynb #4052a521
 def _rooms_behind(tree:dict, source:str, imports:Callable) -> set:
-    """Those that are there with all that these import in turn; `tree`: path → blob, `imports`: path, blob →
-    `_imported_rooms`."""
+    """Those that are there with all that these import in turn, and with `house`, which draws the rooms, all rooms;
+    `tree`: path → blob, `imports`: path, blob → `_imported_rooms`."""
     found, todo = set(), _imported_rooms(source) & tree.keys()
     while todo:
         found.add(path := todo.pop())
         todo |= (imports(path, tree[path]) & tree.keys()) - found
-    return found
+    if not any(path.endswith("/record/house.py") for path in found): return found
+    return {path for path in tree if path.startswith("moe_redistribution/") and path.endswith(".py")}
 
 # %% ../../nbs/12_record/03c_outputs.ipynb #0c30001c
 def _spelled(node, docs:bool) -> str:
@@ -69,7 +70,7 @@ def _code_hash(source:str, docs:bool=False) -> str:
     return hashlib.sha256(told.encode()).hexdigest()
 
 # %% ../../nbs/12_record/03c_outputs.ipynb #790e4895
-_SHOWS_DOCS = re.compile(r"getdoc|__doc__|\bhelp\(|\babout\b")
+_SHOWS_DOCS = re.compile(r"getdoc|__doc__|get_docstring|part_table|\bhelp\(|\babout\b")
 ANY_PAGE = ("tools/outputs.py", "tools/pictures.py", "tools/matplotlibrc", "constraints.txt")   # how pages are run
 
 def _has_changed(page, log, behind:set, read:Callable) -> bool:
