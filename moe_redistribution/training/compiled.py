@@ -241,7 +241,7 @@ def _back(p, g, e, x, dy, units, t):
         add_entries(np.dot(x.T, dh), g.W_up[e])
         if p.b_up.shape[0]: sum_rows(dh, g.b_up[e])
         return np.dot(dh, p.W_up[e].T)
-    times_entries(u, dh, u)                                                                           # the gradient of up
+    times_entries(u, dh, u)                                                                 # the gradient of up
     add_entries(np.dot(x.T, u), g.W_up[e])
     dx = np.dot(u, p.W_up[e].T)
     times_entries(dh, slope, dh)

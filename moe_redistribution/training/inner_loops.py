@@ -22,7 +22,8 @@ EXAMPLES = 256                  # of one piece, so that what is looked up stays 
 _f32 = np.float32
 _LOG2E, _LN2_HIGH, _LN2_LOW, _LOW, _HIGH = map(_f32, (1.44269504, .693359375, -2.12194440e-4, -87, 88))
 _HALF, _ONE, _UP = map(_f32, (.5, 1, 128.5))
-_C0, _C1, _C2, _C3, _C4 = map(_f32, (1.9875691500e-4, 1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1))
+_C0, _C1, _C2, _C3, _C4 = map(_f32, (
+    1.9875691500e-4, 1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1))
 
 @njit(**COMPILE)
 def _exp32(x):
@@ -35,7 +36,8 @@ def _exp32(x):
     return (s * y * y + y + _ONE) * np.int32((n + 127) << 23).view(np.float32)
 
 # %% ../../nbs/03_training/03b_inner_loops.ipynb #03bl0010
-_A0, _A1, _A2, _A3, _A4, _AT = map(_f32, (1.061405429, -1.453152027, 1.421413741, -.284496736, .254829592, .3275911 * 2**-.5))
+_A0, _A1, _A2, _A3, _A4, _AT = map(_f32, (
+    1.061405429, -1.453152027, 1.421413741, -.284496736, .254829592, .3275911 * 2**-.5))
 _PHI0 = _f32((2 * math.pi)**-.5)
 
 @njit(**COMPILE)
@@ -46,7 +48,8 @@ def _normal32(x):
     return (tail if x < 0 else _ONE - tail), _PHI0 * e
 
 # %% ../../nbs/03_training/03b_inner_loops.ipynb #03bl0012
-def exp_of(x): ...
+def exp_of(x):
+    "eˣ within a compiled function."
 
 def _normal(x): ...
 
@@ -84,6 +87,7 @@ def activate(u, slope, act):
 # %% ../../nbs/03_training/03b_inner_loops.ipynb #03bl0018
 @njit(**COMPILE)
 def add_rows(x, bias):
+    "x (n, d) ← x + bias (d), row by row."
     for i in range(len(x)):
         for d in range(len(bias)): x[i, d] += bias[d]
 
@@ -99,16 +103,19 @@ def sum_rows(x, out):
 # %% ../../nbs/03_training/03b_inner_loops.ipynb #03bl0019
 @njit(**COMPILE)
 def add_entries(x, out):
+    "out ← out + x, entry by entry, whatever their shape."
     x, out = x.reshape(-1), out.reshape(-1)
     for i in range(len(out)): out[i] += x[i]
 
 @njit(**COMPILE)
 def times_entries(x, y, out):
+    "out ← x · y, entry by entry."
     x, y, out = x.reshape(-1), y.reshape(-1), out.reshape(-1)
     for i in range(len(out)): out[i] = x[i] * y[i]
 
 @njit(**COMPILE)
 def scale_entries(x, by):
+    "x ← x · by, entry by entry."
     x = x.reshape(-1)
     for i in range(len(x)): x[i] *= by
 
