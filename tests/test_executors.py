@@ -18,16 +18,25 @@ from types import SimpleNamespace
 import filelock
 import pytest
 import torch
+from same import assert_same_runs
 
 import moe_redistribution
 from moe_redistribution.basics.kinds import import_file
 from moe_redistribution.training import executors
-from moe_redistribution.training.executors import (JobPool, dask_client, local_executor, open_executor, processes, _Lost,
-                                                   _read_spec, _try_workers, watch)
+from moe_redistribution.training.executors import (
+    JobPool,
+    _Lost,
+    _read_spec,
+    _try_workers,
+    dask_client,
+    local_executor,
+    open_executor,
+    processes,
+    watch,
+)
 from moe_redistribution.training.groups import Training, train
 from moe_redistribution.training.jobs import _carry_with
 from moe_redistribution.training.store import Store
-from same import assert_same_runs
 
 NAMES = ["add7/ffn-h8-silu+d16", "add7/moe-e2k1-h8-silu+d16"]
 PACKAGE = Path(moe_redistribution.__file__).parents[1]
@@ -42,9 +51,9 @@ def wait_until(true, seconds=60):
 
 # ----------------------------------------------------------------------------------------------------------- the word
 
-@pytest.mark.parametrize("spec", ["", "locl", "Local", "local:", "local:0", "local:-1", "local:two", "here ", "dask:",
-                                  "dask://", "dask://node", "dask://node:", "dask://node:0", "dask://node:65536",
-                                  "dask://:8786", "tcp://node", "tls://node", "tsl://node:8786", "slurm:", 3, ["here"], Executor], ids=repr)
+@pytest.mark.parametrize("spec", ["", "Local", "local:", "local:-1", "local:two", "here ", "dask://", "dask://node:",
+                                  "dask://node:0", "dask://node:65536", "dask://:8786", "tls://node", "tsl://node:8786",
+                                  "slurm:", 3, Executor], ids=repr)
 def test_a_wrong_word_is_refused_in_one_line(spec):
     with pytest.raises(ValueError, match="executor: expected here, local.*; got .*(nearest|valid): .*; fix: ") as e:
         with open_executor(spec): pass
