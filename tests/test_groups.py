@@ -7,22 +7,22 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import replace
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from same import assert_same_runs
 
 import moe_redistribution
-from moe_redistribution.training import groups, jobs
 from moe_redistribution.models.condition import RECIPES, condition
-from moe_redistribution.training.groups import Training, _group_path, split_groups, pack, train, _train_group, unpack
+from moe_redistribution.training import groups, jobs
+from moe_redistribution.training.groups import Training, _group_path, _train_group, pack, split_groups, train, unpack
 from moe_redistribution.training.jobs import missing_jobs
-from moe_redistribution.training.store import Store, seal
 from moe_redistribution.training.loop import evaluate, init_members, train_interval
-from same import assert_same_runs
+from moe_redistribution.training.store import Store, seal
 
 TINY, DENSE = "add7/moe-e2k1-h8-silu+d16", "add7/ffn-h8-silu+d16"
 HERE = dict(until="full", executor="here", quiet=True)
@@ -370,11 +370,9 @@ def test_seeds_and_steps_may_be_numpys(tmp_path):
     assert list(got) == [2, 1] and [m["step"] for m in got.values()] == [10, 10]
 
 @pytest.mark.parametrize("ask", [
-    dict(conditions=[TINY, "add7/fnn-h8-silu"]), dict(conditions=[TINY, "modad/ffn-h512-gelu"]),
-    dict(conditions=[TINY, DENSE, TINY]), dict(seeds=[1, 2, 1]), dict(seeds=[]), dict(seeds=[-1]), dict(seeds=42),
-    dict(seeds="42,137"), dict(seeds=[True]), dict(seeds=[2**64]), dict(group_size=0), dict(group_size=-1),
-    dict(group_size=2.5), dict(device="gpu"), dict(budget="5"), dict(stream="author"), dict(until="fully"),
-    dict(steps=0), dict(steps=-5), dict(budget=0), dict(executor="locally")], ids=lambda ask: str(*ask))
+    dict(conditions=[TINY, "add7/fnn-h8-silu"]), dict(seeds=[]), dict(seeds=[-1]), dict(seeds=42), dict(seeds=[1.5]),
+    dict(seeds="42,137"), dict(seeds=[True]), dict(seeds=[2**64]), dict(group_size=0), dict(group_size=2.5),
+    dict(device="gpu"), dict(budget="5"), dict(stream="author"), dict(steps=-5), dict(executor="locally")], ids=str)
 def test_bad_input_is_refused_before_anything_is_trained_or_written(tmp_path, ask, monkeypatch):
     seen, root = count_training(monkeypatch), tmp_path / "store"
     with pytest.raises(ValueError, match="expected .*fix: "):
