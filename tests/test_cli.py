@@ -12,27 +12,27 @@ from types import SimpleNamespace
 
 import pandas as pd
 import pytest
-from test_kinds import MINE, OWN
-from tiers import first
 
 import moe_redistribution
-from moe_redistribution.basics import commands
-from moe_redistribution.basics.commands import COMMANDS, command
-from moe_redistribution.evidence.selection import recorded_rows
 from moe_redistribution.evidence.table_files import ROOT
-from moe_redistribution.models.condition import condition
 from moe_redistribution.opened.families import tiny_model
 from moe_redistribution.opened.opened import open_model
+from moe_redistribution.evidence.selection import recorded_rows
+from moe_redistribution.models.condition import condition
 from moe_redistribution.record import cli, work
 from moe_redistribution.record.cli import main, parser
 from moe_redistribution.record.coverage import printed_rows
 from moe_redistribution.record.work import _read_trainings, _with_steps
+from moe_redistribution.basics import commands
+from moe_redistribution.basics.commands import COMMANDS, command
 from moe_redistribution.tasks.data import STREAMS
 from moe_redistribution.training import executors
 from moe_redistribution.training.groups import train
 from moe_redistribution.training.loop import UNTIL
 from moe_redistribution.training.store import Store
 from moe_redistribution.training.study import known_studies
+from test_kinds import MINE, OWN
+from tiers import first
 
 SUBS = parser()._actions[1].choices
 

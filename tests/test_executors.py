@@ -18,25 +18,16 @@ from types import SimpleNamespace
 import filelock
 import pytest
 import torch
-from same import assert_same_runs
 
 import moe_redistribution
 from moe_redistribution.basics.kinds import import_file
 from moe_redistribution.training import executors
-from moe_redistribution.training.executors import (
-    JobPool,
-    _Lost,
-    _read_spec,
-    _try_workers,
-    dask_client,
-    local_executor,
-    open_executor,
-    processes,
-    watch,
-)
+from moe_redistribution.training.executors import (JobPool, dask_client, local_executor, open_executor, processes, _Lost,
+                                                   _read_spec, _try_workers, watch)
 from moe_redistribution.training.groups import Training, train
 from moe_redistribution.training.jobs import _carry_with
 from moe_redistribution.training.store import Store
+from same import assert_same_runs
 
 NAMES = ["add7/ffn-h8-silu+d16", "add7/moe-e2k1-h8-silu+d16"]
 PACKAGE = Path(moe_redistribution.__file__).parents[1]

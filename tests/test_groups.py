@@ -7,22 +7,22 @@ import signal
 import subprocess
 import sys
 import time
-from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import replace
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from same import assert_same_runs
 
 import moe_redistribution
-from moe_redistribution.models.condition import RECIPES, condition
 from moe_redistribution.training import groups, jobs
-from moe_redistribution.training.groups import Training, _group_path, _train_group, pack, split_groups, train, unpack
+from moe_redistribution.models.condition import RECIPES, condition
+from moe_redistribution.training.groups import Training, _group_path, split_groups, pack, train, _train_group, unpack
 from moe_redistribution.training.jobs import missing_jobs
-from moe_redistribution.training.loop import evaluate, init_members, train_interval
 from moe_redistribution.training.store import Store, seal
+from moe_redistribution.training.loop import evaluate, init_members, train_interval
+from same import assert_same_runs
 
 TINY, DENSE = "add7/moe-e2k1-h8-silu+d16", "add7/ffn-h8-silu+d16"
 HERE = dict(until="full", executor="here", quiet=True)

@@ -11,19 +11,17 @@ import pytest
 import torch
 
 from moe_redistribution.evidence import selection, table_files
+from moe_redistribution.models.condition import RECIPES
+from moe_redistribution.report.figures import without_ffn
 from moe_redistribution.evidence.table_files import EVERYBODY, ROOT, Clone, read_table
-from moe_redistribution.guard import users_jobs
 from moe_redistribution.instruments.instrument import instruments
 from moe_redistribution.instruments.rows import rows
-from moe_redistribution.models.condition import RECIPES
 from moe_redistribution.record import recording, sound
 from moe_redistribution.record.cli import main
 from moe_redistribution.record.sound import OLDER, THIS_CODE, _metric_range, _range_faults
-from moe_redistribution.report.figures import without_ffn
 from moe_redistribution.studies.sparsity_moves.study import STUDY
-from moe_redistribution.training import loop
-from moe_redistribution.training import sources as sources_room
-from moe_redistribution.training import store as store_room
+from moe_redistribution.guard import users_jobs
+from moe_redistribution.training import loop, sources as sources_room, store as store_room
 from moe_redistribution.training.groups import train
 from moe_redistribution.training.store import Store, seal, sources, unseal
 from moe_redistribution.training.study import Preset, Study, run_study, study_jobs

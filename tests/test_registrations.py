@@ -9,32 +9,18 @@ import sys
 import pandas as pd
 import pytest
 
-from moe_redistribution.basics.files import Damaged
 from moe_redistribution.evidence import planned
 from moe_redistribution.evidence.claims import claims
-from moe_redistribution.evidence.registrations import (
-    ACCESS,
-    COLUMNS,
-    FILE,
-    LATER,
-    NOTES,
-    REGISTERED_TABLES,
-    SEALED,
-    SENTENCES,
-    WHOLE_FILES,
-    _definitions,
-    _every_registration,
-    changed_late,
-    definition_hash,
-    registered_on,
-    registrations,
-    unregistered_lines,
-)
+from moe_redistribution.evidence.registrations import (ACCESS, COLUMNS, FILE, LATER, NOTES, REGISTERED_TABLES,
+                                                       SEALED, SENTENCES, WHOLE_FILES, changed_late, definition_hash,
+                                                       _definitions, _every_registration, registrations, registered_on,
+                                                       unregistered_lines)
 from moe_redistribution.evidence.table_files import ROOT, _sums, write_sums
 from moe_redistribution.instruments.rows import rows
 from moe_redistribution.models.condition import condition
 from moe_redistribution.record.versions import history_says
 from moe_redistribution.training import store
+from moe_redistribution.basics.files import Damaged
 from moe_redistribution.training.study import Preset, Study
 
 FFN, MOE = "add7/ffn-h256-silu", "add7/moe-e4k1-h256-silu"
