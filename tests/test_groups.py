@@ -371,8 +371,9 @@ def test_seeds_and_steps_may_be_numpys(tmp_path):
 
 @pytest.mark.parametrize("ask", [
     dict(conditions=[TINY, "add7/fnn-h8-silu"]), dict(seeds=[]), dict(seeds=[-1]), dict(seeds=42), dict(seeds=[1.5]),
-    dict(seeds="42,137"), dict(seeds=[True]), dict(seeds=[2**64]), dict(group_size=0), dict(group_size=2.5),
-    dict(device="gpu"), dict(budget="5"), dict(stream="author"), dict(steps=-5), dict(executor="locally")], ids=str)
+    dict(seeds="42,137"), dict(seeds=["1"]), dict(seeds=[True]), dict(seeds=[2**64]), dict(group_size=0),
+    dict(group_size=2.5), dict(device="gpu"), dict(budget="5"), dict(stream="author"), dict(steps=-5),
+    dict(executor="locally")], ids=str)
 def test_bad_input_is_refused_before_anything_is_trained_or_written(tmp_path, ask, monkeypatch):
     seen, root = count_training(monkeypatch), tmp_path / "store"
     with pytest.raises(ValueError, match="expected .*fix: "):

@@ -36,8 +36,6 @@ def language(likes, seed, n=24, words=40):
 @pytest.fixture(scope="module")
 def s(): return open_model(tiny_model("olmoe", vocab_size=256))
 
-def verdicts(model, texts, **how): return specialise_table(specialise(model, texts, context=64, **how))["verdict"]
-
 # ----------------------------------------------------------------------------------------------------- planted counts
 
 def chances(taste, topic, effect, noise=0):
