@@ -16,21 +16,15 @@ MOE, DENSE, TWO = "add7/moe-e4k2-h16-silu", "add7/ffn-h8-silu", "add7/moe-e2k1-h
 
 def right(params, name): return predict(params, name) == T.targets
 
-@pytest.mark.parametrize("name", [MOE, DENSE, "add7/moe_glu-e4k1-h8-gelu+norm"])
-def test_a_head_at_zero_is_a_model_with_that_head_s_output_weights_at_zero(name):
+@pytest.mark.parametrize("kind, name, writes", [
+    *(("H", name, {"W_O"}) for name in (MOE, DENSE, "add7/moe_glu-e4k1-h8-gelu+norm")),
+    *(("E", name, {"W_down", "b_down"}) for name in (MOE, "add7/moe_glu-e4k1-h8-gelu"))])
+def test_a_head_or_an_expert_at_zero_is_a_model_in_which_it_writes_nothing(kind, name, writes):
     params = untrained(name)
-    for h in range(4):
+    for i in range(4):
         without = {n: v.clone() for n, v in params.items()}
-        without["W_O"][:, 0, h] = 0
-        assert torch.equal(ablate(params, name, {f"H{h}": "zero"}), right(without, name))
-
-@pytest.mark.parametrize("name", [MOE, "add7/moe_glu-e4k1-h8-gelu"])
-def test_an_expert_at_zero_is_a_model_whose_expert_writes_nothing(name):
-    params = untrained(name)
-    for e in range(4):
-        without = {n: v.clone() for n, v in params.items()}
-        for n in {"W_down", "b_down"} & set(params): without[n][:, 0, e] = 0
-        assert torch.equal(ablate(params, name, {f"E{e}": "zero"}), right(without, name))
+        for n in writes & set(params): without[n][:, 0, i] = 0
+        assert torch.equal(ablate(params, name, {f"{kind}{i}": "zero"}), right(without, name))
 
 def test_an_expert_s_mean_is_taken_over_the_tokens_that_go_to_it():
     params = untrained(MOE, [0])
@@ -118,19 +112,14 @@ def test_decoding_keeps_the_edit_s_teacher_forced_values(name, how):
 
 def test_decoding_gives_a_function_what_the_model_s_own_prefix_makes():
     params, half = untrained(MOE), lambda x: .5 * x
-    assert ((decode(params, MOE, {"ffn_out": half}) == greedy(params, MOE, {"ffn_out": lambda s: half})).double().mean()
-            > .999)
+    alike = decode(params, MOE, {"ffn_out": half}) == greedy(params, MOE, {"ffn_out": lambda s: half})
+    assert alike.double().mean() > .999
 
 def test_decoding_without_an_expert_is_decoding_a_model_whose_expert_writes_nothing():
     params = untrained(MOE)
     without = {n: v.clone() for n, v in params.items()}
     for n in ("W_down", "b_down"): without[n][:, 0, 2] = 0
     assert torch.equal(decode(params, MOE, {"E2": "zero", "H1": "mean"}), decode(without, MOE, {"H1": "mean"}))
-
-@pytest.mark.parametrize("how", ["mean", "resample", torch.zeros_like])
-def test_decoding_refuses_other_replacements_of_experts_and_says_why(how):
-    with pytest.raises(ValueError, match="expected zero for E1; got .* only on the model's own prefix .* fix: zero"):
-        decode(untrained(MOE), MOE, {"E1": how})
 
 @pytest.mark.parametrize("edits",
                          [{}, {"ffn_out": "zero"}, {"attn_out": "mean"}, {"H1": "resample", "ffn_out": "mean"}])

@@ -9,8 +9,6 @@ from moe_redistribution.evidence.table_files import ROOT
 
 sys.path.append(str(ROOT / "tools"))
 import after  # noqa: E402  scripts, and so no modules of the package
-import card  # noqa: E402
-import frame  # noqa: E402
 
 SITE = {"title": "t", "description": "d", "sidebar": {"contents": [
     {"section": "Mixture of Parrots", "contents": ["6_a/41_memory.ipynb"]},
@@ -70,23 +68,6 @@ def test_a_card_has_a_whole_address_where_the_site_has_one(git_url, base):
     made = after.mended(page, base)
     assert ("x.png" in made, f"{base}card.png" in made) == (not base, bool(base))
     assert made == after.mended(made, base)
-
-def test_the_card_is_what_forges_show_whole_and_small(tmp_path):
-    card.main([str(tmp_path / "card.png")])
-    with card.Image.open(tmp_path / "card.png") as made: assert made.size == (1200, 630)
-    assert (tmp_path / "card.png").stat().st_size < 150_000
-
-def test_a_function_that_says_nothing_of_itself_is_not_made_to_say_that_it_can_be_called():
-    out = {"data": {"text/markdown": ["### f\n", "\n", "*Call self as a function.*\n", "\n", "*Call me.*\n"]}}
-    frame.output(out)
-    text = "".join(out["data"]["text/markdown"])
-    assert "Call self" not in text and "### f\n" in text and "*Call me.*" in text
-
-def test_a_sentence_that_goes_on_in_the_next_line_is_not_half_in_italics():
-    said = "### f\n\n*One thing, and*\nanother.\n\n*Whole.*\n\nMore."
-    out = {"data": {"text/markdown": said.splitlines(keepends=True)}}
-    frame.output(out)
-    assert "".join(out["data"]["text/markdown"]) == "### f\n\nOne thing, and\nanother.\n\n*Whole.*\n\nMore."
 
 def test_what_the_site_names_lies_in_the_repository():
     site = after.yaml.safe_load((ROOT / "_quarto.yml").read_text(encoding="utf-8"))

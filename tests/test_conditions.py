@@ -100,16 +100,6 @@ def test_what_is_no_name_is_refused_at_the_door_as_it_was_behind_it():
         with pytest.raises(ValueError, match=r"condition 'add7/fn-h8-silu'.*fix: |variant: expected one of .* fix: "):
             door("add7/fn-h8-silu")
 
-def test_a_room_asks_a_condition_for_its_task_and_reads_a_name_once():
-    "`get_task(c.task)` stood 42 times in the package, `condition(c)` 69 times."
-    rooms = Path(conditions_room.__file__).parents[1]
-    parts = ("models", "training", "instruments", "language", "opened", "record")
-    files = [p for part in parts for p in (rooms / part).glob("*.py")]
-    again = re.compile(r"get_task\((\w+\.)*c(ondition)?\.task\)|condition\(c\)[.,][^#]*condition\(c\)")
-    found = [f"{p.name}:{i}" for p in files for i, line in enumerate(p.read_text().splitlines(), 1)
-             if again.search(line)]
-    assert len(files) > 15 and found == []
-
 # ----------------------------------------------------------------------------------------------------------- refusals
 
 def refusal(call, *args):
@@ -120,10 +110,9 @@ def refusal(call, *args):
     assert message.index("expected") < message.index("got") < message.index("fix: ")
     return message
 
-MISSPELT = {"add8/ffn-h256-silu": "add7", "add7/fnn-h256-silu": "ffn", "add7/meo_glu-e4k1-h256-silu": "moe_glu",
-            "add7/ffn-h256-sliu": "silu", "add7/moe-e4k1-h256-silu+frozn": "+frozen",
-            "add7/ffn-h256-silu+hold_tens8": "tens9", "add7/ffn-h256-silu+freeze_atn": "+freeze_attn",
-            "add7/ffn-h256-silu+ffnrl4": "+ffnlr0.25", "add7/moe-e4k1-h256-silu+shufled": "+shuffled",
+MISSPELT = {"add8/ffn-h256-silu": "add7", "add7/meo_glu-e4k1-h256-silu": "moe_glu", "add7/ffn-h256-sliu": "silu",
+            "add7/moe-e4k1-h256-silu+frozn": "+frozen", "add7/ffn-h256-silu+hold_tens8": "tens9",
+            "add7/ffn-h256-silu+freeze_atn": "+freeze_attn", "add7/ffn-h256-silu+ffnrl4": "+ffnlr0.25",
             "add7/moe-e4k1-h256-silu+redrawn0.5": "+redrawn"}
 
 @pytest.mark.parametrize("name, near", MISSPELT.items())
@@ -147,19 +136,17 @@ def test_an_impossible_number_is_refused_with_its_neighbours_and_they_are_accept
 @pytest.mark.parametrize("name, says", {
     "ffn-h256-silu": "add7/", "add7": "add7/", "": "add7/", "add7/ffn-h256": "that shape", "add7/ffn": "that shape",
     "add7/moe-h256-silu": "moe-e4k1", "add7/ffn-e4k1-h256-silu": "drop -e4k1", "add7/no_ffn-h256": "that shape",
-    "add7/ffn-h256-silu+wd0+wd1": "keep one", "add7/ffn-h256-silu+norm+norm": "keep one",
-    "add7/ffn-h256-silu+frozen": "moe", "add7/glu-h256-silu+lambda0": "moe",
+    "add7/ffn-h256-silu+norm+norm": "keep one", "add7/glu-h256-silu+lambda0": "moe",
     "add7/no_ffn+freeze_ffn": "drop +freeze_ffn", "add7/no_ffn+ffnlr4": "drop +ffnlr4",
     "add7/no_ffn@2000:reset1": "drop reset1", "add7/no_ffn@5:ffnlr2": "drop ffnlr2",
     "hist/ffn-h512-gelu@2000:reset1": "write @200:reset1", "add7/ffn-h8-silu@0:reset1": "write @2000:reset1",
     "add7/ffn-h8-silu+ffnlr1e400": "valid option", "add7/ffn-h8-silu@5:ffnlr1e400": "drop ffnlr",
     "add7/ffn-h8-silu@5:reset0": "write reset1", "add7/ffn-h8-silu@5:reset2": "write reset1",
-    "add7/ffn-h8-silu@5:reset0.3": "write reset0.25", "add7/ffn-h8-silu@5:reset": "valid event",
-    "add7/ffn-h8-silu@5:": "valid event", "add7/ffn-h8-silu@reset1": "write @2000:reset0.25",
+    "add7/ffn-h8-silu@5:reset0.3": "write reset0.25", "add7/ffn-h8-silu@5:": "valid event",
     "add7/ffn-h8-silu@5:ffnlr0": "drop ffnlr0", "add7/ffn-h8-silu+ffnlr2@5:ffnlr2": "drop ffnlr2",
     "add7/ffn-h8-silu+freeze_ffn@5:ffnlr2": "drop ffnlr2", "add7/ffn-h8-silu+freeze_ffn@5:reset1": "drop reset1",
-    "add7/ffn-h8-silu+freeze_attn@5:attn": "drop attn", "add7/ffn-h8-silu@5:reset1,reset0.5": "keep one",
-    "add7/ffn-h8-silu@5:fresh@5:fresh": "keep one", "add7/ffn-h8-silu@5:router1": "drop router1",
+    "add7/ffn-h8-silu+freeze_attn@5:attn": "drop attn", "add7/ffn-h8-silu@5:fresh@5:fresh": "keep one",
+    "add7/ffn-h8-silu@5:router1": "drop router1",
     "add7/moe-e2k1-h8-silu+tokens@5:router1": "drop router1", "add7/moe-e2k1-h8-silu@5:router0": "write router1",
     "add7/moe-e1k1-h8-silu@5:router1": "drop router1", "add7/moe-e2k1-h8-silu+lambda0@5:onlyrouter": "drop onlyrouter",
     "add7/moe-e2k2-h8-silu+redrawn@5:onlyrouter": "drop onlyrouter", "add7/no_ffn@5:onlyexperts": "drop onlyexperts",
@@ -302,12 +289,3 @@ def test_another_router_is_a_line_in_its_room(monkeypatch):
     own = trained(c)
     assert torch.equal(own["W_router"], trained("add7/moe-e2k1-h8-silu+d16+tokens")["W_router"])
     conditions_room._as_named.cache_clear()
-
-@pytest.mark.parametrize("seeds, says", [([42, 137, 42], "[42]"), ([], "[]"), ([-1], "[-1]"), ([1.5], "[1.5]"),
-                                         (["1"], "['1']")])
-def test_seeds_that_cannot_be_trained_are_refused(seeds, says):
-    assert f"got {says}" in refusal(check_work, "add7/ffn-h256-silu", seeds, "authors", "selected")
-
-@pytest.mark.parametrize("stream, until, near", [("author", "selected", "authors"), ("paired", "fill", "full")])
-def test_an_unknown_stream_or_end_is_refused_with_the_nearest_one(stream, until, near):
-    assert f"nearest: {near!r}" in refusal(check_work, "add7/ffn-h256-silu", [1], stream, until)

@@ -370,11 +370,10 @@ def test_seeds_and_steps_may_be_numpys(tmp_path):
     assert list(got) == [2, 1] and [m["step"] for m in got.values()] == [10, 10]
 
 @pytest.mark.parametrize("ask", [
-    dict(conditions=[TINY, "add7/fnn-h8-silu"]), dict(conditions=[TINY, "modad/ffn-h512-gelu"]),
-    dict(conditions=[TINY, DENSE, TINY]), dict(seeds=[1, 2, 1]), dict(seeds=[]), dict(seeds=[-1]), dict(seeds=42),
-    dict(seeds="42,137"), dict(seeds=[True]), dict(seeds=[2**64]), dict(group_size=0), dict(group_size=-1),
-    dict(group_size=2.5), dict(device="gpu"), dict(budget="5"), dict(stream="author"), dict(until="fully"),
-    dict(steps=0), dict(steps=-5), dict(budget=0), dict(executor="locally")], ids=lambda ask: str(*ask))
+    dict(conditions=[TINY, "add7/fnn-h8-silu"]), dict(seeds=[]), dict(seeds=[-1]), dict(seeds=42), dict(seeds=[1.5]),
+    dict(seeds="42,137"), dict(seeds=["1"]), dict(seeds=[True]), dict(seeds=[2**64]), dict(group_size=0),
+    dict(group_size=2.5), dict(device="gpu"), dict(budget="5"), dict(stream="author"), dict(steps=-5),
+    dict(executor="locally")], ids=str)
 def test_bad_input_is_refused_before_anything_is_trained_or_written(tmp_path, ask, monkeypatch):
     seen, root = count_training(monkeypatch), tmp_path / "store"
     with pytest.raises(ValueError, match="expected .*fix: "):

@@ -250,19 +250,6 @@ def test_all_that_is_wrong_with_a_recording_is_said_at_once_and_nothing_is_writt
     assert len(lines) == 5 and all("fix: " in line for line in lines), lines
     assert {p: p.read_bytes() for p in place.rglob("*") if p.is_file()} == before
 
-def test_every_rule_that_a_definition_breaks_has_its_line(tmp_path):
-    from moe_redistribution.evidence.claims import _check_statements, statements
-    from moe_redistribution.evidence.printed import study_tables
-    table = pd.read_csv(study_tables("statements")[0], dtype=str, keep_default_na=False)
-    table.loc[0, ["expects", "n"]], table.loc[2, "page"] = ["++", "77"], "nowhere.ipynb"
-    table.to_csv(tmp_path / "statements.csv", index=False)
-    with pytest.raises(ValueError) as e: _check_statements([tmp_path / "statements.csv"])
-    lines = str(e.value).splitlines()
-    assert all("fix: " in line and "other values at" in line for line in lines)
-    for word in ("expects of", "seeds such as", "a page under"):
-        assert [x for x in lines if f"expected {word}" in x], lines
-    assert len(statements()) > 100
-
 # ------------------------------------------------------------------------------------------------- what was made up
 
 def test_every_recorded_value_is_one_that_its_metric_can_have():

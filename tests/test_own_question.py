@@ -1,5 +1,4 @@
 """The page "Your own question": its file is right about its tasks and routers, and its code is short."""
-import json
 from pathlib import Path
 
 import pytest
@@ -54,11 +53,3 @@ def test_a_cosine_hears_no_length_and_a_relu_gives_tokens_as_many_experts_as_the
         torch.testing.assert_close(two, one if "cosine" in arm else 2 * one)
         taken = (sink["gates"] > 0).sum(-1)
         assert (taken == 2).all() if "cosine" in arm else len(taken.unique()) > 2 and sink["gates"].min() == 0
-
-def test_the_page_asks_trains_opens_draws_and_judges_in_forty_lines():
-    cells = json.loads((NBS / "own_question.ipynb").read_text())["cells"]
-    end = next(i for i, c in enumerate(cells) if "## The same from the command line" in "".join(c["source"]))
-    texts = ["".join(c["source"]) for c in cells[:end] if c["cell_type"] == "code"]
-    shown = [t for t in texts if not {"#| hide", "#| echo: false"} & {*t.splitlines()}]
-    lines = [x for t in shown for x in t.splitlines() if x.strip() and not x.startswith(("#|", "from ", "import "))]
-    assert 20 < len(lines) <= 40, len(lines)

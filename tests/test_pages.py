@@ -8,7 +8,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from moe_redistribution.evidence import contrasts as answers, table_files, selection, printed as paper; from moe_redistribution.report import pages
+from moe_redistribution.evidence import contrasts as answers, table_files, selection, printed as paper
+from moe_redistribution.report import pages
 from moe_redistribution.evidence.claims import PROTOCOLS, claims
 from moe_redistribution.report.recorded_claims import deciding, recorded_ledger
 from moe_redistribution.models.condition import RECIPES, condition
@@ -133,12 +134,6 @@ def test_a_page_needs_what_its_claims_name_and_then_its_own_list(monkeypatch):
     own = [("ablation", MOE), ("ablation", FFN), ("patching", MOE), ("patching", FFN), ("patching", MOE + "+frozen")]
     assert made.own == own and made.needs == [*own, ("ablation", "add7/ffn-h64-silu")]
     with pytest.raises(ValueError, match="nearest: 'one'"): Page("onee")
-
-def test_the_set_up_needs_no_run_and_the_methods_page_two_conditions():
-    setup = PAGES["30_setup"].own
-    assert {i for i, _ in setup} == {"facts"} and len(setup) == 12
-    gated = ["modadd/glu-h512-gelu", "modadd/moe_glu-e4k1-h512-gelu"]
-    assert set(PAGES["9b_methods"].own) == {(i, n) for i in ("bilinear", "fourier") for n in gated}
 
 @pytest.mark.parametrize("page", ["9c1_norm", "9c4_ablation", "51_replicates", "30_setup", "43_glu"])
 def test_the_rows_of_a_page_are_those_of_its_files_and_their_instrument_is_named(page):

@@ -5,28 +5,11 @@ import sys
 from pathlib import Path
 
 import pytest
+from test_executors import OWN
 
-
-KINDS = '''
-"Two things of a package."
-import pandas as pd, torch
-from moe_redistribution import Router, Task, register
-from moe_redistribution.models.condition import RECIPES
-from my_tasks.size import HALF
-
-@register("task", "NAME", recipe=dict(RECIPES["add7"], d_model=16, d_head=8, batch=8, steps=20, eval_every=10), rules=("first99",))
-def made():
-    "Is the number of ones in four bits even?"
-    bits = torch.cartesian_prod(*[torch.arange(2)] * 4)
-    return Task("NAME", d_vocab=3, d_vocab_out=2, causal=True, tied=False, read=(4,), scored=(0,), positions=("even",),
-                vocab=("0", "1", "="), tokens=torch.cat([bits, torch.full((16, 1), 2)], 1),
-                targets=1 - bits.sum(1)[:, None] % 2, strata=pd.DataFrame({"ones": bits.sum(1)}))
-
-@register("router", "halved_NAME")
-class Halved(Router):
-    "Logits of half the size."
-    def logits(self, held, x, c): return super().logits(held, x, c) * HALF
-'''
+# the task and the router of test_executors under other names, with a size from a file of the package
+KINDS = OWN.replace('"even", ', '"NAME", ').replace('"halved"', '"halved_NAME"').replace(
+    "* .5", "* HALF").replace("import pandas", "from my_tasks.size import HALF\nimport pandas")
 COMMAND = '''
 from moe_redistribution.basics.commands import command
 @command("greet", "says hello", "greet")

@@ -137,18 +137,16 @@ def test_a_verdict_left_open_beside_the_printed_digits_says_why(said):
 
 def test_several_are_asked_for_at_once_and_each_shows_both_its_readings(capsys):
     assert main(["rows", "tab7.006", "fig12.006"]) == 0
-    shown = capsys.readouterr().out
-    one, other = shown.split("\n\n")
-    assert one.startswith("id           tab7.006\n") and other.startswith("id           fig12.006\n")
-    assert "  audited" not in one and re.search(r"^verdict      agrees\n  audited    another measure$", other, re.M)
-    for line in ("edit         zero\n  audited    mean", "seeds        42 137 256 512 1024", "n            5"):
-        assert line in other, line
+    one, other = capsys.readouterr().out.split("\n\n")
+    assert "tab7.006" in one and "  audited" not in one
+    assert "fig12.006" in other and re.search(r"^verdict      agrees\n  audited    another measure$", other, re.M)
     assert main(["rows", "tab1", "tab7.006", "--csv"]) == 0
     table = pd.read_csv(io.StringIO(capsys.readouterr().out))
     assert table["id"].nunique() == 19 and table["protocol"].value_counts().to_dict().keys() == {"paper", "audited"}
 
 @pytest.mark.parametrize("words, near", [
-    (["rows", "tab7.006", "fig4.001"], "fig4_left.001"), (["rows", "tab13.999"], "tab13.099"),
+    (["rows", "tab7.006", "fig4.001"], "fig4_left.001"), (["rows", "fig22_bars.005"], "nearest: 'fig22_bars.00"),
+    (["rows", "sec4.2.099"], "nearest: 'sec4.2.0"), (["rows", "003.S5.099"], "nearest: '003.S5.0"),
     (["rows", "tab99"], "tab9"), (["rows", "004.F_grid.9"], "004.F_grid.0"),
     (["ledger", "--item", "tab13.047"], "moe-redistribution rows tab13.047")])
 def test_a_number_that_there_is_not_gets_those_near_it(words, near, capsys):
@@ -163,10 +161,6 @@ def test_the_ledger_of_an_item_as_records_has_its_numbers_and_with_a_word_the_cl
     assert len(table) == n and {"id", "paper", "spread", "n", "verdict"} <= {*table} and table["ours"].notna().all()
     assert main(["ledger", "--item", "sec5", "--csv", "--claims"]) == 0
     assert list(pd.read_csv(io.StringIO(capsys.readouterr().out))["key"]) == ["5-01"]
-
-def test_a_number_that_no_item_has_is_refused_with_its_neighbours_wherever_the_item_is_told_apart():
-    for wrong, near in {"fig22_bars.005": "fig22_bars.00", "sec4.2.099": "sec4.2.0", "003.S5.099": "003.S5.0"}.items():
-        with pytest.raises(ValueError, match=re.escape(f"nearest: '{near}")): printed_rows(wrong)
 
 def test_a_line_has_its_interval_and_what_the_paper_says_of_the_number():
     one, = printed_rows("appF.2.002").itertuples()

@@ -1,5 +1,4 @@
 """The public list: every name of it resolves, late, and the page's table is the list."""
-import ast
 import importlib
 import inspect
 import json
@@ -45,13 +44,10 @@ def test_every_public_function_explains_each_of_its_arguments_and_what_comes_bac
     lost = {n: some for n in mr.PUBLIC if (some := unexplained(getattr(mr, n)))}
     assert not lost, f"{len(lost)} of {len(mr.PUBLIC)}: {lost}"
 
-def test_a_column_that_rows_have_not_got_is_refused_with_the_nearest():
-    with pytest.raises(ValueError, match="got 'sede'; nearest: 'seed'"): mr.select(pd.DataFrame(dict(seed=[42])), sede=42)
-
-def test_about_forty_names_each_once_and_none_is_a_part_of_the_package():
+def test_up_to_fifty_names_each_once_and_none_is_a_part_of_the_package():
     named = [n for rooms in mr.LISTED.values() for names in rooms.values() for n in names.split()]
     parts = {p.name for p in (ROOT / "moe_redistribution").iterdir() if p.is_dir()}
-    assert sorted(named) == sorted({*named}) == sorted(mr.__all__) and 35 <= len(named) <= 50
+    assert sorted(named) == sorted({*named}) == sorted(mr.__all__) and len(named) <= 50
     assert not {*named} & parts
 
 def test_the_page_has_a_line_for_each_name_in_the_order_of_the_list():
@@ -60,11 +56,7 @@ def test_the_page_has_a_line_for_each_name_in_the_order_of_the_list():
 
 def fresh(script): return subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
 
-def test_the_package_imports_no_room_and_no_torch_and_a_star_gives_the_list():
-    done = fresh("import sys, moe_redistribution; print(*sys.modules)")
-    loaded = done.stdout.split()
-    assert "moe_redistribution" in loaded and not {"torch", "numpy", "pandas"} & {*loaded}, done.stderr
-    assert not [m for m in loaded if m.startswith("moe_redistribution.")]
+def test_a_star_gives_the_list():
     done = fresh("from moe_redistribution import *; print(*sorted(n for n in dir() if n[0] != '_'))")
     assert done.stdout.split() == sorted(mr.PUBLIC), done.stderr
 
@@ -93,37 +85,13 @@ def test_a_file_of_a_users_own_may_register_with_names_of_the_list(tmp_path):
         "    def apply(self, c, now, began, moments): pass\n")
     assert import_file(path).Event is mr.Event and "stay9" in [x["name"] for x in mr.registered_things("event")]
 
-def test_what_its_own_room_alone_uses_has_an_underscore():
-    "Public is what stands in the list, or is for who looks further, or another room or page calls, or a class that is shown."
-    named = {*mr.PUBLIC} | {n for names in mr.FURTHER.values() for n in names.split()}
-    pages = {p: json.loads(p.read_text(encoding="utf-8"))["cells"] for p in (ROOT / "nbs").rglob("[!_]*.ipynb")}
-    words = {p: {*re.findall(r"\w+", " ".join("".join(c["source"]) for c in cells if c["cell_type"] == "code"
-                                             or "```" in "".join(c["source"])))} for p, cells in pages.items()}
-    by_hand = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "nbs/own.py", *(ROOT / "moe_redistribution").glob("*/__init__.py")]
-    by_hand = {*re.findall(r"\w+", "".join(p.read_text(encoding="utf-8") for p in by_hand))}
-    shown = {*re.findall(r"\w+", json.dumps([c.get("outputs") for cells in pages.values() for c in cells]))}
-    alone = []
-    for path in sorted((ROOT / "moe_redistribution").rglob("*.py")):
-        home = re.search(r"File to edit: (?:\.\./)*(nbs/\S+\.ipynb)", (text := path.read_text(encoding="utf-8")))
-        if not home: continue
-        elsewhere = set().union(named, by_hand, *(w for p, w in words.items() if p != ROOT / home[1]))
-        own = [n for n in ast.parse(text).body if isinstance(n, (ast.FunctionDef, ast.ClassDef)) and n.name[0] != "_"]
-        own = [n for n in own if not isinstance(n, ast.ClassDef) or n.name not in shown]
-        alone += [f"{path.stem}.{n.name}" for n in own
-                  if n.name not in elsewhere and "patch" not in "".join(map(ast.unparse, n.decorator_list))]
-    assert not alone, alone
-
-
 def test_help_says_what_each_argument_is_and_says_it_once():
     done = fresh("from moe_redistribution import ablate; from moe_redistribution import ablate; help(ablate)")
     assert done.stdout.count("Arguments") == 1 and "edits: site or unit" in done.stdout, done.stderr
 
-
-def test_a_value_that_no_row_has_is_refused_with_the_nearest():
+def test_a_value_of_another_kind_than_the_rows_have_is_refused():
     rows = pd.DataFrame(dict(edit=["mean", "zero"], seed=[1, 2]))
-    with pytest.raises(ValueError, match="got 'maen'; nearest: 'mean'"): mr.select(rows, edit="maen")
     with pytest.raises(ValueError, match="seed of rows with edit='mean': expected one of 1; got '2'"): mr.select(rows, edit="mean", seed=2)
-
 
 def test_what_a_newcomer_mistypes_is_told_at_the_door():
     moe = "add7/moe-e4k1-h256-silu"
@@ -137,7 +105,6 @@ def test_what_a_newcomer_mistypes_is_told_at_the_door():
     kept = mr.trace(params, mr.get_task("add7").tokens[:2], moe, "ffn_out")
     assert kept["ffn_out"].shape[:2] == (5, 2)
 
-
 def test_the_file_on_things_of_your_own_runs_as_it_stands_there(tmp_path):
     page = json.loads((ROOT / "nbs/00_basics/05_kinds.ipynb").read_text(encoding="utf-8"))["cells"]
     text = "".join("".join(c["source"]) for c in page if c["cell_type"] == "markdown")
@@ -146,7 +113,6 @@ def test_the_file_on_things_of_your_own_runs_as_it_stands_there(tmp_path):
                            "parity/moe-e4k1-h64-silu+halved", "--executor", "here"], cwd=tmp_path, text=True,
                           capture_output=True, env=os.environ | dict(MOE_REDISTRIBUTION_HOME=str(tmp_path)))
     assert done.returncode == 0 and "Now: Nothing is missing." in done.stdout + done.stderr, done.stderr
-
 
 def test_an_error_in_a_study_s_own_module_names_its_line_from_a_worker_as_well(tmp_path):
     (room := tmp_path / "studies" / "mine").mkdir(parents=True)

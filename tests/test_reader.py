@@ -65,8 +65,6 @@ def test_every_row_of_a_comparison_can_be_told_from_every_other():
     def alike(table): return not 0 < len(named := [row[0] for row in table.rows if row]) == len(set(named))
     bad = offenders(RESULTS, lambda page: [t.caption for t in tables(page) if alike(t)])
     assert not bad, f"page, and the captions of its tables with two rows of one name: {bad}"
-
-def test_comparisons_are_shown_in_this_form_all_over_the_site():
     assert sum(len(tables(page)) for page in RESULTS) > 40
 
 def test_the_index_has_every_figure_and_table_and_its_links_lead_somewhere():

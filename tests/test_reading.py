@@ -79,19 +79,19 @@ def test_prompts_of_unequal_length_say_what_each_says_alone(family, side):
         moved = {k: n - alone.moved.get(k, 0) for k, n in moved.items()}
     assert said.equal(torch.stack(each)) and not any(moved.values())
 
-DEFAULTS = dict(do_sample=True, temperature=9., repetition_penalty=50., no_repeat_ngram_size=1, num_beams=4,
-                max_time=1e-9, forced_eos_token_id=2, eos_token_id=3, suppress_tokens=[*range(40)], max_length=8,
-                guidance_scale=3.)
+DEFAULTS = dict(do_sample=True, repetition_penalty=50., no_repeat_ngram_size=1, num_beams=4, max_time=1e-9,
+                forced_eos_token_id=2, eos_token_id=3, suppress_tokens=[*range(40)], max_length=8, guidance_scale=3.,
+                prefill_chunk_size=3)
 
 @pytest.mark.parametrize("name", DEFAULTS)
 def test_greedy_is_the_most_probable_token_whatever_a_models_generation_defaults_say(name):
     "Penalties, beams, bans and limits were heeded without a word, sampling was not."
     model = tiny_model("olmoe")
     s = open_model(model)
-    own, small = s.generate(W, 6), greedy_tokens(model, W, 6)
-    setattr(model.generation_config, name, DEFAULTS[name])
+    own, small, before = s.generate(W, 6), greedy_tokens(model, W, 6), model.generation_config
+    setattr(before, name, DEFAULTS[name])
     assert s.generate(W, 6).equal(own) and greedy_tokens(model, W, 6).equal(small) and own.equal(small)
-    assert getattr(model.generation_config, name) == DEFAULTS[name]
+    assert model.generation_config is before and getattr(before, name) == DEFAULTS[name]
     assert not s.generate(W, 6, suppress_tokens=own.unique().tolist()).equal(own)           # what is said is heeded
 
 def test_a_text_ends_where_it_is_told_and_nowhere_else():
@@ -159,16 +159,8 @@ def test_other_ways_to_generate_are_refused_before_the_first_token(more, monkeyp
     with pytest.raises(ValueError, match=f"setting of generate: expected one of do_sample, .*'{[*more][0]}'; nearest"):
         s.generate(W, 3, {"L0.ffn_out": "zero@5:"}, **more)
 
-def test_what_a_model_brings_with_it_does_not_change_how_it_is_asked():
-    s = opened()
-    plain = s.generate(W, 5)
-    s.model.generation_config.update(num_beams=3, repetition_penalty=9., guidance_scale=2., prefill_chunk_size=3)
-    before = s.model.generation_config
-    assert s.generate(W, 5).equal(plain) and s.model.generation_config is before
-
 @pytest.mark.parametrize("edits, says", [
     ({"L1.E1": "resample"}, "over examples"), ({"L1.attn_out": At("mean", 3)}, "over examples"),
-    ({"L*.v": torch.zeros_like}, "holds all earlier tokens"),
     ({"L1.attn_out": torch.zeros(1, 3, 7, 32)}, "axis of one"),
     ({"L1.routes": torch.zeros(3, 7, 2, dtype=torch.int64)}, "new tokens are not known yet")])
 def test_edits_that_mean_something_else_step_by_step_are_refused(edits, says):
@@ -267,7 +259,6 @@ def test_tokens_of_an_expert_are_its_rows_with_their_text():
     halves = s.tokens_of("L1.E3", [tokens[:1], tokens[1:]], byte_tokens, around=4)
     pd.testing.assert_frame_equal(halves, got, check_exact=False)
     assert s.tokens_of("L1.E3", tokens)["text"].iloc[0] == str(got["token"].iloc[0])
-    with pytest.raises(ValueError, match="expert: expected"): s.tokens_of("L1.H1", tokens)
 
 def test_a_text_file_s_windows_are_read_batch_by_batch(tmp_path):
     (text := tmp_path / "a.txt").write_text("the king was old and stricken in years; " * 20)
@@ -362,8 +353,7 @@ def test_a_folder_of_something_else_is_left_alone(tmp_path):
     before = {f.name: f.read_bytes() for f in a.iterdir()}
     other = opened()
     with torch.no_grad(): other.model.lm_head.weight[0, 0] += 1
-    for f, says in ((lambda: kept(s, a, ["L0.resid_post"]), "the same sites as now"),
-                    (lambda: kept(other, a), "the same weights as now"),
+    for f, says in ((lambda: kept(other, a), "the same weights as now"),
                     (lambda: kept(s, a, tokens=W.repeat(4, 1).flip(0)), "those that are saved"),
                     (lambda: kept(s, a, tokens=W), "12 windows or more"),
                     (lambda: kept(s, a, edits={"L1.E3": "zero"}), "the same edits"),

@@ -226,12 +226,10 @@ def ablated(s, text, units=("sites",), edits=("zero",), **more):
 
 ABOVE = "a number above 0"
 REFUSED = [
-    (lambda s, text: units_of(s, ("L0.H7",)), "nearest: 'L0.H"),
     (lambda s, text: ablated(open_model(tiny_model("llama", vocab_size=256)), text, ("experts",)),
      "unit: expected one of sites"),
     (lambda s, text: ablated(s, text, ("L0.routes",), ("mean",)), "one of never:E3, only:E2,E5, k=3"),
     (lambda s, text: ablated(s, text, ("L1.router_probs",)), "edit the gates"),
-    (lambda s, text: ablated(s, text, ("L0.E9",)), "nearest: 'L0.E"),
     (lambda s, text: ablated(s, text, ("L0.H1",), ("route_around",)), "an expert to route_around"),
     (lambda s, text: ablated(s, text, edits=("resample",), batch=1), "two windows or more in a batch"),
     *((lambda s, text, of=of, how=how: of(s, text, how.pop("reads", byte_tokens), **how), says)
