@@ -4,6 +4,7 @@
     python tests/promises.py opened     the files that a change of this part can break: `make test PART=opened`
 """
 import ast
+import re
 import sys
 from collections import Counter
 from pathlib import Path
@@ -32,10 +33,14 @@ def part_of(path) -> str:
     for room, k in rooms_in(path).items(): count[room.partition(".")[0]] += k
     return max(book_parts(), key=lambda p: (count[p], [*book_parts()].index(p))) if count else "the house"
 
+def reads_all(path) -> bool:
+    "Does a file look through folders of the house, itself or by what it has of `test_site`?"
+    return bool(re.search(r"rglob\(|from test_site", path.read_text(encoding="utf-8")))
+
 def touched_by(part) -> list:
     "The files whose rooms, or what these import, stand in a part; and those that read the house as a whole."
     own = {*rooms_of(part).room}
-    return [p for p in files() if not (rooms := rooms_in(p)) or closure(rooms) & own]
+    return [p for p in files() if not (rooms := rooms_in(p)) or reads_all(p) or closure(rooms) & own]
 
 def files() -> list: return sorted(HERE.glob("test_*.py"))
 
