@@ -20,6 +20,7 @@ __all__ = ['Arms', 'DATA', 'Interval', 'Opening', 'Page', 'RATES', 'ROOT', 'Valu
 from importlib import import_module
 import numpy as np
 import pandas as pd
+from .. import imported_late
 from ..basics.errors import choose
 from ..tasks.task import get_task, nulls
 from ..models.condition import condition
@@ -66,7 +67,8 @@ _all_ = ["Arms", "DATA", "Interval", "Opening", "Page", "RATES", "ROOT", "Values
          "verdict_table", "verdict_words", "verdicts", "welch", "without_ffn"]
 
 # %% ../../nbs/07_report/01_report.ipynb #53e114fc
+_room, __dir__ = imported_late(__name__, __path__)
+
 def __getattr__(name):
-    "`plt`, when a page asks for it: a command that reads this part's tables need not wait for matplotlib."
-    if name == "plt": return import_module("matplotlib.pyplot")
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    "`plt` and rooms, when a page asks for them: a command that reads this part's tables need not wait for matplotlib."
+    return import_module("matplotlib.pyplot") if name == "plt" else _room(name)
