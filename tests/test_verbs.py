@@ -232,6 +232,7 @@ def test_sets_and_all_layers_are_units_of_an_ablation_over_a_text(text):
     names = ("L1.E1+E3", "L*.ffn_out", "L*.H1", "L1.E1")
     assert units_of(s, names) == [*names]
     rows = text_ablation(s, text, byte_tokens, 16, 4, units=names, edits=("zero", "mean"))
+    assert rows.equals(tidy([rows]))                                                          # layers in their order
     loss = rows[rows["metric"] == "loss"].set_index(["site", "edit"])["value"]
     assert len(loss) == 9 and loss.nunique() == 9
     groups = [*in_groups(text_windows(text, byte_tokens, 16), 4)]
