@@ -146,7 +146,7 @@ def test_a_claim_about_exceptions_counts_tables_and_none_is_read_where_all_guess
     assert alone < .1 + .05                                       # attention alone: within the margin of a guess
 
 def test_every_line_asks_for_a_row_that_the_study_measures():
-    assert all(set(own) <= set(range(1, 33)) for p in STUDY.presets.values() for own in p.arms.values())      # no pilot's
+    assert all(set(own) <= set(range(1, 33)) for p in STUDY.presets.values() for own in p.arms.values())    # no pilot's
     known = {f"{p}/{a}@{at}": set(own) for p in ("small", "more", "plain")
              for a, own in STUDY.presets[p].arms.items() for at in (*STUDY.presets[p].settings["at"], "half")}
     lines = [x.query("instrument == 'parrots_rule'").itertuples() for x in (claims(), statements())]
