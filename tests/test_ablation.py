@@ -121,6 +121,11 @@ def test_decoding_without_an_expert_is_decoding_a_model_whose_expert_writes_noth
     for n in ("W_down", "b_down"): without[n][:, 0, 2] = 0
     assert torch.equal(decode(params, MOE, {"E2": "zero", "H1": "mean"}), decode(without, MOE, {"H1": "mean"}))
 
+@pytest.mark.parametrize("how", ["resample", torch.zeros_like])
+def test_decoding_refuses_other_replacements_of_experts_and_says_why(how):
+    with pytest.raises(ValueError, match="expected zero for E1; got .* only on the model's own prefix .* fix: zero"):
+        decode(untrained(MOE), MOE, {"E1": how})
+
 @pytest.mark.parametrize("edits",
                          [{}, {"ffn_out": "zero"}, {"attn_out": "mean"}, {"H1": "resample", "ffn_out": "mean"}])
 def test_a_whole_answer_is_right_alone_exactly_if_it_is_right_teacher_forced(edits):

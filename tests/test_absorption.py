@@ -206,11 +206,10 @@ def test_a_dense_job_that_is_stopped_gives_the_same_rows(tmp_path, rows, monkeyp
     assert again.equals(rows[rows["condition"].isin(set(again["condition"]))].reset_index(drop=True))
     assert {p.suffix for p in job.path(Store(tmp_path)).parent.iterdir()} <= {".safetensors", ".lock"}
 
-def test_gates_of_a_model_of_ones_own_are_a_command_whose_second_call_finds_all(tmp_path, monkeypatch, capsys):
+def test_gates_of_a_model_of_ones_own_are_a_command_whose_second_call_finds_all(text, tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("MOE_REDISTRIBUTION_HOME", str(tmp_path / "store"))
     small_model("llama", 256, 1, layers=2, d=32, heads=4, kv_heads=2, T=32)[0].save_pretrained(tmp_path / "model")
-    (tmp_path / "text.txt").write_text("And God said, Let there be light: and there was light. " * 60)
-    ask = ["gates", "--model", str(tmp_path / "model"), "--text", str(tmp_path / "text.txt"), "--bytes", "--context",
+    ask = ["gates", "--model", str(tmp_path / "model"), "--text", str(text), "--bytes", "--context",
            "16", "--batch", "2", "--tokens", "64", "--d-gate", "4", "--steps", "3", "--loss", "kl", "--loss", "bce"]
     file = tmp_path / "g.csv"
     more = ["--k", "2,4", "--unfreeze", "0,1", "--out", str(file)]

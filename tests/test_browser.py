@@ -10,9 +10,7 @@ The site is the one that Quarto has rendered, in _docs/ (`make docs`) or where B
   is drawn, in tools/ticks.py: in a PNG nobody can look for them.
 - In the dark nothing is paler than it may be, and paper is white.
 - Links lead somewhere, land below the bar and mark what they name. The console says no error, nothing is fetched from
-  elsewhere, and axe finds nothing serious or critical, at any width.
-
-    python tests/test_browser.py [PAGE ...]     the counts as a table, without pytest, for these pages or for all"""
+  elsewhere, and axe finds nothing serious or critical, at any width."""
 import contextlib
 import functools
 import http.server
@@ -258,26 +256,3 @@ def test_a_page_is_whole_in_a_browser_at_three_widths(browser, page):
     found = Counter(f for f in found if (f.kind, f.width) not in ALLOWED)
     print(f"{page}:", dict(Counter(f.kind for f in found.elements())) or "nothing")
     assert not found, "\n".join(f"{n} {f.kind} at {f.width or 'any'}: {f.what}" for f, n in sorted(found.items()))
-
-def main(pages):
-    "Print the counts: a line for each kind and width, then one for each page."
-    site = the_site()
-    seen = {}
-    with chromium() as browser, site.served() as base:
-        for page in pages or site.pages:
-            seen[page] = look(browser, site, base, page)
-            print(f"{page}: {len(seen[page])}", file=sys.stderr, flush=True)
-    kinds = Counter((f.kind, f.width) for found in seen.values() for f in found)
-    print(f"{site.folder}: {len(seen)} pages\n")
-    for (kind, width), n in sorted(kinds.items()):
-        worst = Counter({p: sum((f.kind, f.width) == (kind, width) for f in found) for p, found in seen.items()})
-        print(f"{n:6} {kind} at {width or 'any'} on {sum(map(bool, worst.values()))} pages:",
-              ", ".join(f"{p} {k}" for p, k in worst.most_common(4) if k))
-    for page, found in seen.items():
-        found = [Finding(f.kind, f.width, f.what if "axe" not in f.kind else f.what[-60:]) for f in found]
-        if found: print(f"\n{page}")
-        for f, n in sorted(Counter(found).items()): print(f"  {n:4} {f.kind} at {f.width or 'any'}: {f.what}")
-    return seen
-
-if __name__ == "__main__":
-    main(sys.argv[1:])

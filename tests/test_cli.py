@@ -50,19 +50,17 @@ def refused(words):
     with pytest.raises(ValueError) as e: cli._read_arguments(words)
     return str(e.value)
 
-def test_an_option_given_twice_is_refused_in_one_message_by_every_command(capsys):
+def test_an_option_given_twice_or_two_dashes_for_a_value_are_refused_in_one_message_by_every_command(capsys):
     once = [(name, a) for name, a in VALUED if type(a).__name__ == "_StoreAction"]
     assert len({name for name, _ in once}) > 10
     for name, a in once:
         word, flag = next(iter(a.choices)) if a.choices else "1", a.option_strings[0]
         assert refused([name, flag, word, flag, word]).startswith(f"{flag}: expected to be given once; got"), name
-    assert main(["train", "add7/ffn-h8-silu", "--seeds", "1", "--seeds=2"]) == 2
-    assert capsys.readouterr().err.count("\n") == 1
-
-def test_two_dashes_are_no_value_of_any_option():
     for name, a in VALUED:
         said = refused([name, f"{a.option_strings[0]}=--"])
         assert said.startswith(f"{a.option_strings[0]}: expected a value; got --"), name
+    assert main(["train", "add7/ffn-h8-silu", "--seeds", "1", "--seeds=2"]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
 
 WORDS = {"--until": UNTIL, "--stream": STREAMS}
 
@@ -189,8 +187,7 @@ def test_bash_completes_commands_their_options_and_what_an_option_may_be(shell):
     assert shell("moe-redistribution train a/b --st") == {"--stream", "--steps"}
     assert shell("moe-redistribution train --stream pa") == {"paired"}
     assert "router" in shell("moe-redistribution kinds ")
-
-def test_where_a_file_is_asked_for_bash_is_left_to_offer_files(shell):
+    # where a file is asked for, bash is left to offer files
     assert shell("moe-redistribution kinds --import ") == shell("moe-redistribution loads --text ") == set()
 
 def test_the_script_for_zsh_is_that_for_bash_in_its_own_frame(capsys):

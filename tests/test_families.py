@@ -208,12 +208,11 @@ def test_positions_are_counted_without_padding():
         plain, padded = s.run(short, edits), s.run(left, edits)
         assert (padded[:, :, 3:] - plain).abs().max() < 1e-5
 
-def test_no_margin_is_given_where_a_bias_takes_part_in_the_choice(tmp_path):
-    (tmp_path / "text.txt").write_text("In the beginning there was a router. " * 20)
+def test_no_margin_is_given_where_a_bias_takes_part_in_the_choice(text):
     for family, there in (("mixtral", True), ("deepseek_v3", False)):
         s = open_model(tiny_model(family, vocab_size=256))
         if not there: s.layers[1].gate.e_score_correction_bias.copy_(3 * torch.randn(8))
-        found = text_loads(s, tmp_path / "text.txt", byte_tokens, 16, 4)
+        found = text_loads(s, text, byte_tokens, 16, 4)
         assert ("margin" in set(found["metric"])) == there and "load" in set(found["metric"])
 
 def test_choices_that_differ_under_our_attention_are_told(monkeypatch):

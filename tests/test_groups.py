@@ -336,16 +336,13 @@ def test_a_seed_with_nan_ends_with_a_recorded_failure_and_keeps_its_row(tmp_path
     seen = count_training(monkeypatch)
     assert go("poisoned")["failed"].fillna(0).tolist() == [21, 0, 0] and seen == []  # a failure is a result
 
-def test_a_run_that_is_settled_early_waits_for_its_reset(tmp_path, monkeypatch):
-    monkeypatch.setattr("moe_redistribution.training.loop.settled_members",
-                        lambda members, until: torch.ones(len(members.seeds), dtype=bool))
-    train([TINY, TINY + "@30:reset0.25"], [1], root=tmp_path, steps=100, executor="here", quiet=True)
-    assert [Store(tmp_path).load(n, 1).step for n in (TINY, TINY + "@30:reset0.25")] == [10, 40]
-
-def test_a_shorter_request_does_not_answer_for_a_run_that_is_still_to_be_reset(tmp_path, monkeypatch):
-    monkeypatch.setattr("moe_redistribution.training.loop.settled_members",
-                        lambda members, until: torch.ones(len(members.seeds), dtype=bool))
-    monkeypatch.setattr(groups, "settled_members", lambda members: torch.ones(len(members.seeds), dtype=bool))
+def test_a_run_that_is_settled_early_waits_for_its_reset_and_a_shorter_request_does_not_answer_for_it(tmp_path,
+    monkeypatch):
+    everybody = lambda members, until=None: torch.ones(len(members.seeds), dtype=bool)
+    monkeypatch.setattr("moe_redistribution.training.loop.settled_members", everybody)
+    train([TINY, TINY + "@30:reset0.25"], [2], root=tmp_path, steps=100, executor="here", quiet=True)
+    assert [Store(tmp_path).load(n, 2).step for n in (TINY, TINY + "@30:reset0.25")] == [10, 40]
+    monkeypatch.setattr(groups, "settled_members", everybody)
     for steps, end in ((20, 20), (100, 40)):
         train(TINY + "@30:reset0.25", [1], root=tmp_path, steps=steps, executor="here", quiet=True)
         run = Store(tmp_path).load(TINY + "@30:reset0.25", 1)

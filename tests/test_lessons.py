@@ -8,19 +8,6 @@ def code(page): return [c for c in cells(page, "code") if "nbdev_export" not in 
 
 def exports(cell): return bool({"export", "exports"} & options(cell).keys())
 
-def shows(cell):
-    "Does a reader see what came of this cell, or that something is asserted of it?"
-    if exports(cell) or {"hide", "hide_output"} & options(cell).keys(): return False
-    return bool(cell["outputs"] or re.search(r"^\s*assert\b|\btest_\w+\(", cell["source"], flags=re.M))
-
-def made(*said):
-    "Cells of a page: d defines, x shows, a asserts, h asserts and is hidden, s is silent."
-    sources = dict(d="#| exports\ndef f(): assert 0", x="f()", a="assert f()", h="#| hide\nassert f()", s="y = 1")
-    return [dict(source=sources[k], outputs=[{}] * (k == "x")) for k in said]
-
-def test_only_what_a_reader_sees_counts_as_shown():
-    assert [shows(c) for c in made(*"dxahs")] == [False, True, True, False, False]
-
 def test_every_room_shows_what_it_defines():
     bad = [p for p in PAGES if any(map(exports, code(p))) and not any(c["outputs"] for c in code(p))]
     assert not bad, f"give a use of what is defined, its value and an assertion: {bad}"

@@ -1,12 +1,7 @@
-"""Links show what they say: each lands on something that is there, and a number beside one stands where it leads.
-
-    python tests/test_links.py nbs/index.ipynb      the sentences of these pages whose numbers are not there
-"""
+"""Links show what they say: each lands on something that is there, and a number beside one stands where it leads."""
 import html
 import re
-import sys
 from functools import cache
-from pathlib import Path
 
 import pandas as pd
 import pytest
@@ -179,11 +174,3 @@ def test_a_number_is_found_where_it_stands_and_not_where_a_count_does():
     assert list(told("It leads by 45 points [43, 48] over 64 seeds, in 118 of 128.")) == [
         ("value", "45", "points"), ("value", "43", "["), ("value", "48", "["), ("seeds", "64", ""),
         ("of", "118 of 128", "")]
-
-def main(pages):
-    for page in pages or TOLD:
-        for n, s in unprinted(Path(page).resolve().relative_to(NBS).as_posix() if page not in PAGES else page):
-            print(f"{page}\n    {n}: {s}")
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

@@ -91,13 +91,11 @@ def test_without_exceptions_the_scores_are_the_papers_no_ffn_accuracy():
             got = own.query("metric == @metric & position == @where").sort_values("seed")["value"]
             np.testing.assert_allclose(got, want, atol=1e-6)
 
-def test_some_members_are_scored_as_they_are_among_all():
+def test_some_members_are_scored_as_they_are_among_all_and_attention_alone_has_no_ffn_to_lose():
     members = trained("frozen/rho0.05", 20, (1, 2, 3))
     whole, some = _rule_rows(members, "m", fine=False), _rule_rows(members, "m", [False, True, False], fine=False)
     pd.testing.assert_frame_equal(whole.query("seed == 2").reset_index(drop=True), some)
     assert set(whole["position"]) == {"all", "o0-o3"}
-
-def test_attention_alone_has_no_FFN_to_be_taken_away():
     assert set(_rule_rows(trained("alone/rho0.05", 2), "m")["site"]) == {"none"}
 
 # ----------------------------------------------------------------------------------------------------------------- job
@@ -147,10 +145,8 @@ def test_a_claim_about_exceptions_counts_tables_and_none_is_read_where_all_guess
     alone = rows_of("parrots_rule", "parrots_rule.more/alone/rho0.2@3000").query(at)["value"].mean()
     assert alone < .1 + .05                                       # attention alone: within the margin of a guess
 
-def test_no_pilot_seed_is_in_a_preset():
-    assert all(set(own) <= set(range(1, 33)) for p in STUDY.presets.values() for own in p.arms.values())
-
 def test_every_line_asks_for_a_row_that_the_study_measures():
+    assert all(set(own) <= set(range(1, 33)) for p in STUDY.presets.values() for own in p.arms.values())    # no pilot's
     known = {f"{p}/{a}@{at}": set(own) for p in ("small", "more", "plain")
              for a, own in STUDY.presets[p].arms.items() for at in (*STUDY.presets[p].settings["at"], "half")}
     lines = [x.query("instrument == 'parrots_rule'").itertuples() for x in (claims(), statements())]

@@ -260,8 +260,7 @@ def test_tokens_of_an_expert_are_its_rows_with_their_text():
     pd.testing.assert_frame_equal(halves, got, check_exact=False)
     assert s.tokens_of("L1.E3", tokens)["text"].iloc[0] == str(got["token"].iloc[0])
 
-def test_a_text_file_s_windows_are_read_batch_by_batch(tmp_path):
-    (text := tmp_path / "a.txt").write_text("the king was old and stricken in years; " * 20)
+def test_a_text_file_s_windows_are_read_batch_by_batch(text):
     s = open_model(tiny_model("olmoe", vocab_size=256))
     found = s.tokens_of("L0.E1", in_groups(text_windows(text, tokenizer_of(None, 256), 16), 4), tokenizer_of(None, 256))
     assert found["window"].nunique() > 8 and set("".join(found["text"])) <= set(text.read_text())

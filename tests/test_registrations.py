@@ -163,6 +163,10 @@ def measure(folder, name, seeds=(1, 2), edit="mean"):
     rows([.5] * len(seeds), list(seeds), condition=name, stream="paired", rule="first1000", metric="digits",
          site="ffn_out", edit=edit).to_parquet(path)
 
+def registered(tool, folder, *lines):
+    "Lines that are committed in the first hour, and registered."
+    write(folder, *lines), commit(folder, 1), tool.main([])
+
 def found(folder): return {r.key: (r.date, r.access) for r in lines_of(folder).itertuples(index=False)}
 def lines_of(folder): return registrations(folder / FILE).query("table not in @BESIDES")
 
@@ -286,9 +290,7 @@ def test_rows_of_other_measures_are_known_rows(tool, tmp_path):
     assert found(tmp_path)["4.1-01"][1] == "other measures seen" and (tmp_path / FILE).read_text().count("~,") == 1
 
 def test_a_changed_line_is_amended_by_its_own_date_and_no_other_line_is_touched(tool, tmp_path):
-    write(tmp_path)
-    commit(tmp_path, 1)
-    tool.main([])
+    registered(tool, tmp_path)
     before, old = (tmp_path / FILE).read_text(), found(tmp_path)
     commit(tmp_path, 2)
     for name in (FFN, MOE): measure(tmp_path, name, seeds=(4,))       # not committed
@@ -307,9 +309,7 @@ def test_a_changed_line_is_amended_by_its_own_date_and_no_other_line_is_touched(
     assert (tmp_path / FILE).read_text() == after
 
 def test_a_changed_definition_is_taken_by_registering_it_and_nothing_else_is(tool, tmp_path):
-    write(tmp_path)
-    commit(tmp_path, 1)
-    tool.main([])
+    registered(tool, tmp_path)
     write_sums(tmp_path)
     write(tmp_path, [SAID | {"margin": "0.02"}])
     with pytest.raises(Damaged, match="data/mine/statements.csv: expected"): tool.main(["--check"])
@@ -324,9 +324,7 @@ def test_a_changed_definition_is_taken_by_registering_it_and_nothing_else_is(too
         path.write_bytes(good)
 
 def test_a_kill_while_a_line_is_registered_leaves_the_register_as_it_was(tool, tmp_path, monkeypatch):
-    write(tmp_path)
-    commit(tmp_path, 1)
-    tool.main([])
+    registered(tool, tmp_path)
     write_sums(tmp_path)
     before = (tmp_path / FILE).read_bytes()
     write(tmp_path, [SAID | {"margin": "0.02"}])
@@ -359,9 +357,7 @@ def test_a_new_line_that_could_decide_nothing_is_refused_and_nothing_is_written(
     assert tool.main([]) == 0 and len(lines_of(tmp_path)) == 2
 
 def test_all_that_definitions_break_is_said_before_any_work_and_no_sum_changes(tool, tmp_path, monkeypatch):
-    write(tmp_path, [SAID | {"protocol": p} for p in ("paper", "audited")])
-    commit(tmp_path, 1)
-    tool.main([])
+    registered(tool, tmp_path, [SAID | {"protocol": p} for p in ("paper", "audited")])
     write_sums(tmp_path)
     before = (tmp_path / "SHA256SUMS").read_bytes(), (tmp_path / FILE).read_bytes()
     for name in ("statements.csv", "claims.csv"):

@@ -1,8 +1,5 @@
 """What every page, module, workflow and test keeps. Each rule is a sentence; it looks at every one of its kind and
-names all that break it at once.
-
-    python tests/test_site.py [PAGE ...]     how often each rule is broken; of these pages, where
-"""
+names all that break it at once."""
 import ast
 import configparser
 import importlib
@@ -140,10 +137,9 @@ def test_a_reader_with_the_pdf_finds_each_section_and_appendix_by_its_number():
     for number in "2 3 4.1 4.2 4.3 5 B C.1 C.2 C.3 C.4 C.5 D E F G H I".split():
         assert [n for n in names if n.startswith(f"{number} ")], number
 
-def test_figures_fit_and_open_larger_and_the_site_asks_no_other_for_anything():
-    html, style = site()["format"]["html"], (NBS / "styles.css").read_text()
-    assert html["lightbox"] is True and html["html-math-method"] == "mathml"
-    assert re.search(r"img[^{}]*\{[^}]*max-width: 100%; height: auto", style)
+def test_the_site_asks_no_other_for_anything():
+    html = site()["format"]["html"]
+    assert html["html-math-method"] == "mathml"
     for themes in html["theme"].values():                                        # light and dark
         themes = [NBS / t for t in themes[1:]]
         assert all(t.is_file() for t in themes) and "$web-font-path: false" in themes[0].read_text()
@@ -590,9 +586,3 @@ def a_room_outside_the_studies_imports_none(path):
 def test_rule(name):
     among, wrong, fix = RULES[name]
     assert not (bad := offenders(among, wrong)), f"{len(bad)}: {fix}: {bad}"
-
-if __name__ == "__main__":
-    asked = {p.removeprefix("nbs/") for p in sys.argv[1:]}
-    for name, (among, wrong, _) in RULES.items():
-        bad = offenders([x for x in among if not asked or x in asked], wrong)
-        print(f"{len(bad):4} {name.replace('_', ' ')}", *(f"     {x}: {bad[x]}" for x in bad if asked), sep="\n")

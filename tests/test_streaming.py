@@ -49,26 +49,11 @@ def test_scores_that_were_stopped_go_on_to_the_same_rows(s, text, tmp_path, monk
     assert text_scores(s, text, byte_tokens, context=16, batch=4, part=part, say=said.append).equals(straight)
     assert part.exists() and not said
 
-def test_what_is_kept_in_batches_of_one_size_is_not_gone_on_with_in_another(s, text, tmp_path, monkeypatch):
-    monkeypatch.setattr("time.monotonic", iter(range(0, 10_000, 10)).__next__)
-    straight, part = text_scores(s, text, byte_tokens, context=16, batch=4), tmp_path / "a.part"
-    with pytest.raises(Stop): text_scores(s, text, byte_tokens, context=16, batch=2, part=part, say=after(5))
-    again = text_scores(s, text, byte_tokens, context=16, batch=4, part=part)
-    assert again.equals(straight)
-
 def test_a_model_in_half_precision_takes_the_means_of_its_own_activations(text):
     half = open_model(tiny_model("olmoe", vocab_size=256, dtype=torch.bfloat16))
     rows = text_ablation(half, text, byte_tokens, context=16, tokens=64, units=("L0.ffn_out", "L1.E1", "L0.H1"),
                          edits=("mean",))
     assert rows["value"].notna().all() and (rows.query("site != 'none' and metric == 'moved'")["value"] > 0).all()
-
-def test_what_is_kept_of_another_question_is_left_alone(s, text, tmp_path):
-    part = tmp_path / "a.part"
-    with pytest.raises(Stop):
-        text_ablation(s, text, byte_tokens, context=16, tokens=64, edits=("zero",), part=part, say=after(3))
-    assert kept_so_far(part, "another") is None
-    full = text_ablation(s, text, byte_tokens, context=16, tokens=128, edits=("zero",), part=part)
-    assert full.equals(text_ablation(s, text, byte_tokens, context=16, tokens=128, edits=("zero",)))
 
 def test_an_ablation_that_was_stopped_asks_only_for_the_rest(s, text, tmp_path):
     ask = dict(context=16, tokens=128, units=("L1.E0", "L0.H1", "sites"), edits=("mean", "zero"))
@@ -114,12 +99,14 @@ def test_units_are_named_in_groups_or_one_by_one(s):
 def upper(text): return byte_tokens(text.upper())
 
 @pytest.mark.parametrize("of", [text_scores, text_ablation])
-@pytest.mark.parametrize("change", ["weight", "tokenizer", "text"])
+@pytest.mark.parametrize("change", ["weight", "tokenizer", "text", "batch", "tokens"])
 def test_what_was_stopped_is_not_finished_with_another_model_or_tokenizer_or_text(s, text, tmp_path, change, of,
                                                                                 monkeypatch):
     monkeypatch.setattr("time.monotonic", iter(range(0, 10_000, 10)).__next__)
     part, ask = tmp_path / "a.part", dict(context=16, batch=4, tokens=200)
     with pytest.raises(Stop): of(s, text, byte_tokens, **ask, part=part, say=after(2))
+    assert kept_so_far(part, "another") is None
+    ask |= dict(batch=dict(batch=2), tokens=dict(tokens=128)).get(change, {})
     other, reads = open_model(deepcopy(s.model)), upper if change == "tokenizer" else byte_tokens
     with torch.no_grad(): other.layers[1].attn.q_proj.weight[0, 0] += .5 * (change == "weight")
     if change == "text":

@@ -141,23 +141,21 @@ def test_routes_and_logits_of_one_router_are_not_told_both():
     with pytest.raises(ValueError, match="the routes of a router or its logits"):
         opened().run(W, {"L1.routes": "never:E2", "L1.router_logits": torch.zeros_like})
 
-def test_an_edit_word_is_understood_wherever_edits_are_given(tmp_path):
+def test_an_edit_word_is_understood_wherever_edits_are_given(text):
     s, how = opened(), {"L*.routes": "only:E1,E2"}
     moved = s.run(W[:, :-1], how)
     assert {*s.moved} == {"L0.routes", "L1.routes"}
     same(s.run(W[:, :-1], combine_edits(s, how)), moved)
     assert trace(s, W, edits=how)["L0.E1"].shape[1] == W.numel()
     assert ablate(s, how).equal(moved.argmax(-1) == W[:, 1:])
-    (text := tmp_path / "a.txt").write_text("abcdefgh" * 20)
     own = open_model(tiny_model("olmoe", vocab_size=256))
     rows = text_ablation(own, text, byte_tokens, 16, 4, units=("L1.routes", "L*.routes"), edits=("only:E2", "k=1"))
     assert {*rows["site"]} == {"none", "L1.routes", "L*.routes"}
     loss = rows[rows["metric"] == "loss"].set_index(["site", "edit"])["value"]
     assert loss.nunique() == 5
 
-def test_the_ablate_command_takes_words_sets_and_all_layers(tmp_path, capsys):
+def test_the_ablate_command_takes_words_sets_and_all_layers(text, tmp_path, capsys):
     tiny_model("olmoe", vocab_size=256).save_pretrained(tmp_path / "model")
-    (text := tmp_path / "a.txt").write_text("abcdefgh" * 20)
     out = tmp_path / "rows.csv"
     assert main(["ablate", "--model", str(tmp_path / "model"), "--text", str(text), "--bytes", "--context", "16",
                  "--unit", "L*.routes", "--edit", "only:E2@4:", "--edit", "k=1", "--out", str(out)]) == 0
@@ -229,12 +227,12 @@ def test_a_set_of_experts_is_one_unit():
         combine_edits(s, {"L1.E1+E3": "zero", "L1.E3": "mean"})
     with pytest.raises(ValueError, match="L1.E9"): combine_edits(s, {"L1.E1+E9": "zero"})
 
-def test_sets_and_all_layers_are_units_of_an_ablation_over_a_text(tmp_path):
+def test_sets_and_all_layers_are_units_of_an_ablation_over_a_text(text):
     s = open_model(tiny_model("olmoe", vocab_size=256))
-    (text := tmp_path / "a.txt").write_text("abcdefgh" * 20)
     names = ("L1.E1+E3", "L*.ffn_out", "L*.H1", "L1.E1")
     assert units_of(s, names) == [*names]
     rows = text_ablation(s, text, byte_tokens, 16, 4, units=names, edits=("zero", "mean"))
+    assert rows.equals(tidy([rows]))                                                          # layers in their order
     loss = rows[rows["metric"] == "loss"].set_index(["site", "edit"])["value"]
     assert len(loss) == 9 and loss.nunique() == 9
     groups = [*in_groups(text_windows(text, byte_tokens, 16), 4)]
@@ -257,8 +255,7 @@ def test_a_limited_edit_changes_these_tokens_and_no_other(site, where, positions
 
 @pytest.mark.parametrize("unit", ["L0.E1", "L1.routes"])
 @pytest.mark.parametrize("where", ["@99", "@16:", "@3,16", "@4:4"])
-def test_an_edit_that_no_token_can_get_is_no_row(unit, where, tmp_path):
-    (text := tmp_path / "t.txt").write_text("to be or not to be, that is the question. " * 9)
+def test_an_edit_that_no_token_can_get_is_no_row(unit, where, text, tmp_path):
     s = open_model(tiny_model("olmoe", vocab_size=256))
     word = ("never:E1" if unit.endswith("routes") else "zero") + where
     says = "positions from 0 to 15; got" if ":4" not in where else "expected a position from 0 on"
