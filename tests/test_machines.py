@@ -48,7 +48,7 @@ def test_every_printed_number_of_the_main_paper_is_one_problem_and_every_answer_
     printed = paper_values()["id"]
     printed = {i for i in printed if not i.startswith("repo:") and not re.match(r"00[1-4]\.", i)}
     assert {i[1:] for i in ids if i[1:] in printed} == printed
-    recorded = room._numbers().query("ours_n > 0")["id"]
+    recorded = room._recorded_bridge().query("ours_n > 0")["id"]
     based = [s["schema:isBasedOn"] for s in of_type(answered, "TaskSolution")]
     assert len(based) == len({*based}) and {*based} <= {*ids} and {f"#{i}" for i in recorded} <= {*based}
 
@@ -99,7 +99,7 @@ def test_an_interval_holds_our_mean_and_is_the_one_that_its_numbers_give(answere
 def test_our_own_value_with_all_its_digits_lies_within_what_both_files_ask_for(made, answered):
     nodes, seen = by_id(answered), []
     asked = dict(re.findall(r"\"requirements\": \"(#\S+): (\S+ to \S+)\"", made["machines/paperbench-rubric.json"]))
-    for n in room._numbers().itertuples():
+    for n in room._recorded_bridge().itertuples():
         if (own := nodes.get(f"#{n.id}/ours")) is None: continue
         v = result(own)["croissant:value"]
         for lo, hi in ((v["schema:minValue"], v["schema:maxValue"]), map(float, asked[f"#{n.id}"].split(" to "))):
@@ -138,7 +138,7 @@ def test_the_logbook_has_the_pages_that_its_index_names_and_cells_that_are_read(
         heads = re.findall(r"\n---\n<!-- trackio-cell\n(.*)\n-->\n", made[f"{at}{s}/page.md"])
         assert heads
         titles += [json.loads(h)["title"] for h in heads]
-    keys = set(room._book()["key"])
+    keys = set(room._main_ledger()["key"])
     assert keys == {t.partition(": ")[0] for t in titles if ": " in t}
 
 def test_archives_read_what_the_citation_says(made):

@@ -260,7 +260,7 @@ def redraw_(members:Members, steps:int):
 @_without_subnormals()
 def train_interval(members:Members, n:int, step:Callable=None):
     """Takes `n` optimiser steps with every member; returns the mean training loss of the interval (s,). `step`: what
-    gives gradients in the engine's place, `step(w, grad, tokens, targets, c)` → losses (s,) (`compiled_gradients`)."""
+    gives gradients in the engine's place, `step(w, grad, tokens, targets, c)` → losses (`compiled_gradients`)."""
     c, dev, began = members.c, members.w.device, members.step.tolist()
     total, grad = torch.zeros(len(members.seeds), device=dev), torch.zeros_like(members.w)
     weights, slices = unflatten(members.w, c), unflatten(grad, c)
