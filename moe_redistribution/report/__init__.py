@@ -18,6 +18,7 @@ __all__ = ['Arms', 'DATA', 'Interval', 'Opening', 'Page', 'RATES', 'ROOT', 'Valu
 
 # %% ../../nbs/07_report/01_report.ipynb #66187e00
 from importlib import import_module
+from importlib.util import find_spec
 import numpy as np
 import pandas as pd
 from .. import imported_late
@@ -67,7 +68,8 @@ _all_ = ["Arms", "DATA", "Interval", "Opening", "Page", "RATES", "ROOT", "Values
          "verdict_table", "verdict_words", "verdicts", "welch", "without_ffn"]
 
 # %% ../../nbs/07_report/01_report.ipynb #53e114fc
-_room, __dir__ = imported_late(__name__, __path__)
+_PART = "moe_redistribution.report"
+_room, __dir__ = imported_late(_PART, find_spec(_PART).submodule_search_locations)
 
 def __getattr__(name):
     "`plt` and rooms, when a page asks for them: a command that reads this part's tables need not wait for matplotlib."
