@@ -1,6 +1,7 @@
 """Routers of other papers do what those papers say."""
 import pytest
 import torch
+from moe_redistribution.models.routers import Router
 
 from moe_redistribution.instruments.subject import subject
 from moe_redistribution.instruments.trace import trace
@@ -142,3 +143,13 @@ def test_a_model_whose_experts_choose_is_measured_on_all_inputs_or_not_at_all():
         with pytest.raises(ValueError, match="expected all 1,000 inputs of add7, since its experts choose .* got 500; fix: "): ask(some)
     with pytest.raises(ValueError, match="got 500; fix: "): s.predict(tokens=some.repeat(2, 1))          # each of them twice
     assert not s.side_by_side and s.predict().equal(s.predict(tokens=s.task.tokens))
+
+def test_a_router_whose_map_is_another_s_goes_the_long_way_wherever_that_comes_from_unless_it_says_fast():
+    "Overridden, inherited or mixed in: the engine leaves out what the usual rules do not need, and these are others."
+    class Hot: logits = lambda self, held, x, c: 3 * Router.logits(self, held, x, c)
+    class Own(Router): logits = Hot.logits
+    class Mixed(Hot, Router): "By a base that is no router."
+    class Below(Own): "Of one that has its own."
+    class Plain(Router): "Nothing of its own."
+    class Told(Hot, Router): fast = True
+    assert [r.fast for r in (Own, Mixed, Below, Plain, Told)] == [False, False, False, True, True]

@@ -35,7 +35,8 @@ class Router:
 
     def __init_subclass__(cls):
         "A router that changes what is held or how it is read goes the long way, unless it says `fast` itself."
-        if "fast" not in vars(cls) and vars(cls).keys() & {"shape", "hold", "logits"}: cls.fast = False
+        said = next(k for k in cls.__mro__ if "fast" in vars(k))                       # whose word it is
+        if any(getattr(cls, n) is not getattr(said, n) for n in ("shape", "hold", "logits")): cls.fast = False
 
     def shape(self, c, t) -> tuple: return c.d_model, c.n_experts
 
