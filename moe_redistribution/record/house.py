@@ -31,6 +31,8 @@ def _imports_of(
     "The rooms that a room imports when it is imported itself."
     found, folder, code = set(), room.split(".")[:-1], ast.parse(_room_path(room).read_text(encoding="utf-8"))
     for node in ast.walk(code) if late else code.body:
+        if isinstance(node, ast.Import):
+            found |= {a.name.removeprefix(f"{PACKAGE}.") for a in node.names if a.name.startswith(f"{PACKAGE}.")}
         if not isinstance(node, ast.ImportFrom) or not node.level: continue
         above = folder[:len(folder) - node.level + 1]
         base = ".".join([*above, *filter(None, [node.module])])

@@ -25,7 +25,7 @@ from .sources import changed_parts, code_of
 from ..basics.files import Damaged
 from .store import (Run, Store, has_begun, machine, seal,
                                                set_aside as aside, sources, unseal, unseal_state)
-from .jobs import COMPILED, Job, Watch, run_all, whole_seeds
+from .jobs import COMPILED, Job, Watch, need_numba, run_all, whole_seeds
 from .orders import expected_seconds, expected_steps
 from .loop import (Members, init_members, unflatten, rules, is_reached, settled_members,
                                               done_members, UNTIL, train_interval, evaluate, update_rules)
@@ -180,12 +180,15 @@ def _gather_members(store:Store, c:Condition, seeds:Sequence[int], stream:str, u
 def step_on(device:str, c:Condition) -> tuple:
     "(what gives the gradients of a step, None for the engine, and where tensors go) on a device."
     if device != COMPILED: return None, device
+    need_numba()
     from .compiled import compiled_gradients, why_not_compiled
     return None if why_not_compiled(c) else compiled_gradients, "cpu"
 
-def _say_which(members:Members, step:Callable):
-    "Notes which code gave the gradients of members, unless it is the engine."
-    if step: members.began = [b | dict(compiled=code_of(step)) for b in members.began]
+def _note_compiled(members:Members, steps:int):
+    "Notes that so many more steps of members were compiled ones, by today's code."
+    from .inner_loops import CODE
+    def more(b): return b.get("compiled", {}) | {CODE: b.get("compiled", {}).get(CODE, 0) + steps}
+    members.began = [b | dict(compiled=more(b)) for b in members.began]
 
 # %% ../../nbs/03_training/06_groups.ipynb #df32b6b1
 def _train_group(c:str|Condition, seeds:Sequence[int], stream:str="authors", until:str="selected", root:str|Path=None,
@@ -201,7 +204,6 @@ def _train_group(c:str|Condition, seeds:Sequence[int], stream:str="authors", unt
     with suppress(Timeout), store.locked(c, seeds, stream, deadline):
         in_time = Watch(deadline, (device == "cpu") * expected_seconds(c, every * len(seeds)), save_every)  # of a core
         members = _gather_members(store, c, seeds, stream, until, steps, device, measures)
-        if members is not None: _say_which(members, step)
         while members is not None and members.seeds and in_time():
             done, timely = done_members(members, until, steps), True
             if not done.any():
@@ -221,6 +223,7 @@ def _train_and_score(members:Members, every:int, measures:Sequence, step:Callabl
     "One interval of training, its evaluation, the rules' choice, and a row of history."
     began = time.process_time()
     loss = train_interval(members, every, step)
+    if step: _note_compiled(members, every)
     due = (members.step % RECIPES[members.c.task].get("measure_every", every) == 0).any()
     scores = evaluate(members, loss, measures if due else ())
     update_rules(members, scores)

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['COMPILED', 'DEVICES', 'Job', 'in_waves', 'missing_jobs', 'estimate', 'Watch', 'OutOfTime', 'check_resumed',
-           'whole_seeds', 'check_means', 'run_job', 'run_all', 'begin_again']
+           'whole_seeds', 'need_numba', 'check_means', 'run_job', 'run_all', 'begin_again']
 
 # %% ../../nbs/03_training/05b_jobs.ipynb #2c46f648
 from pathlib import Path
@@ -156,6 +156,12 @@ def whole_seeds(seeds:Sequence[int]) -> list:
 COMPILED = "compiled"           # a processor, by the compiled step
 DEVICES = "cpu", "cuda", COMPILED
 
+def need_numba():
+    "ValueError (expected, got, fix) in a process without numba."
+    if find_spec("numba"): return
+    refuse("device", "numba, which compiles the step", "none installed", "cpu",
+           "pip install 'moe_redistribution[fast]'")
+
 def _tensors_on(device:str) -> str:
     "The device of torch that a word for one stands for."
     return "cpu" if device == COMPILED else device
@@ -163,10 +169,9 @@ def _tensors_on(device:str) -> str:
 def check_means(device:str, budget:float):
     "Refuses a device that torch has no name for, a budget that is no number of seconds, and defaults set for torch."
     ask("usual_defaults")
-    choose("device", str(device).partition(":")[0], DEVICES)
-    if device == COMPILED and find_spec("numba") is None:
-        refuse("device", "numba, which compiles the step", "none installed", "cpu",
-               "pip install 'moe_redistribution[fast]'")
+    word, _, card = str(device).partition(":")
+    choose("device", str(device) if card and word != "cuda" else word, DEVICES)
+    if device == COMPILED: need_numba()
     if budget is not None and not (isinstance(budget, numbers.Real) and budget > 0):
         refuse("budget", "seconds above 0", repr(budget), fix="leave it out to train to the end")
 
