@@ -21,6 +21,7 @@ from moe_redistribution.models.condition import RECIPES, condition
 from moe_redistribution.training.groups import Training, _group_path, split_groups, pack, train, _train_group, unpack
 from moe_redistribution.training.jobs import missing_jobs
 from moe_redistribution.training.store import Store, seal
+from moe_redistribution.training.compiled import compiled_gradients, why_not_compiled
 from moe_redistribution.training.inner_loops import CODE
 from moe_redistribution.training.loop import evaluate, init_members, train_interval
 from same import assert_same_runs
@@ -438,3 +439,22 @@ def test_without_numba_the_compiled_step_is_refused_before_any_work(tmp_path, mo
     with pytest.raises(ValueError, match=r"device: expected numba, .*; got none installed; .*pip install .*\[fast\]"):
         train([TINY], [1], root=tmp_path, device="compiled", quiet=True, executor="here")
     assert not [*tmp_path.rglob("*.safetensors")]
+
+def test_experts_that_only_look_like_the_library_s_are_not_compiled():
+    "A gated one with a bias, and one that denies its gate, take over `hidden`, and had wrong gradients without a word."
+    from types import SimpleNamespace
+    from moe_redistribution.models.variants import Gated, Variant
+    class Biased(Gated): "Its weights may be others."
+    class Denies(Gated): gated = False
+    task, router = SimpleNamespace(read=[0], n_ctx=1), SimpleNamespace(noisy=None)
+    def why(kind):
+        c = dict(get_task=lambda: task, n_layers=1, routed=False, routing=router, norm=False, drop=0)
+        return why_not_compiled(SimpleNamespace(**c, variant=kind("mine")))
+    assert [why(k) for k in (Variant, Gated, Biased, Denies)] == ["", "", *["experts of another kind"] * 2]
+
+def test_a_token_that_the_model_has_no_row_for_is_refused_and_not_written_somewhere():
+    c, w = condition(TINY), init_members(condition(TINY), [1], "paired").w
+    tokens, targets = (x[None, :4].clone() for x in (c.get_task().tokens, c.get_task().targets))
+    tokens[0, 0, 0] = 99
+    with pytest.raises(ValueError, match="tokens: expected numbers from 0 to 11; got 0 to 99"):
+        compiled_gradients(w, torch.zeros_like(w), tokens, targets, c)
