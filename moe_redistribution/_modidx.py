@@ -1129,6 +1129,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '', 'doc_host': '', 'git_url
                                                                                                                          'moe_redistribution/instruments/patterns.py'),
                                                          'moe_redistribution.instruments.patterns._patterns': ( '04_instruments/patterns.html#_patterns',
                                                                                                                 'moe_redistribution/instruments/patterns.py'),
+                                                         'moe_redistribution.instruments.patterns._patterns_of': ( '04_instruments/patterns.html#_patterns_of',
+                                                                                                                   'moe_redistribution/instruments/patterns.py'),
                                                          'moe_redistribution.instruments.patterns._query_mask': ( '04_instruments/patterns.html#_query_mask',
                                                                                                                   'moe_redistribution/instruments/patterns.py'),
                                                          'moe_redistribution.instruments.patterns.attention_between': ( '04_instruments/patterns.html#attention_between',

@@ -74,9 +74,9 @@ def test_mean_and_spread_of_a_stratum_are_loops_over_its_predictions(name, strat
             if keys > 1: assert spreads["input_share"][0, h, q].item() == pytest.approx(differ / whole, abs=1e-6)
 
 def test_strata_of_inputs_hold_everywhere_and_those_of_predictions_only_where_something_is_written():
-    assert _query_mask("add7/ffn-h8-silu", stratum="carry=3").sum(0).tolist() == [7] * 8
-    assert _query_mask("add7/ffn-h8-silu", stratum="operation=+7").sum(0).tolist() == [0, 0, 0, 1000, 0, 0, 0, 0]
-    count = _query_mask("hist/ffn-h8-gelu", stratum="count=2").sum(0)
+    assert _query_mask(get_task("add7"), stratum="carry=3").sum(0).tolist() == [7] * 8
+    assert _query_mask(get_task("add7"), stratum="operation=+7").sum(0).tolist() == [0, 0, 0, 1000, 0, 0, 0, 0]
+    count = _query_mask(get_task("hist"), stratum="count=2").sum(0)
     assert count.tolist() == [(get_task("hist").strata[f"count_p{i}"] == 2).sum() for i in range(10)]
 
 def test_the_papers_inputs_are_eight_numbers_or_the_first_fifty_of_a_carry_length():
@@ -85,7 +85,7 @@ def test_the_papers_inputs_are_eight_numbers_or_the_first_fifty_of_a_carry_lengt
     lengths = get_task("add7").strata["carry"].tolist()
     first = [n for n in range(1000) if lengths[n] == 1][:50]
     assert torch.equal(mean_pattern(p, c, stratum="carry=1", protocol="paper"), mean_pattern(p, c, first))
-    few = _query_mask(c, stratum="carry=3", protocol="paper").any(1).sum()
+    few = _query_mask(get_task("add7"), stratum="carry=3", protocol="paper").any(1).sum()
     assert few == 7                                                       # all there are
 
 @each_condition

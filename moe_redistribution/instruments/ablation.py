@@ -17,11 +17,11 @@ import torch
 from ..basics.errors import choose, refuse
 from ..tasks.task import Task, digits, exact, nulls, slices, spans, strata
 from ..models.edits import PerMember, apply_edit, each_layer, of_members
-from .subject import Subject, opens, subject
+from .subject import Subject, opens
 from .rows import rows, tidy
 from .instrument import at_all, instrument, own_part
 from ..tasks.data import STREAMS
-from ..models.condition import Condition
+from ..models.condition import Condition, condition
 
 # %% ../../nbs/04_instruments/03_ablation.ipynb #c40d0b17
 def _order(n): return torch.randperm(n, generator=torch.Generator().manual_seed(0))
@@ -51,16 +51,18 @@ def replace_among(counted:Callable, how:str, x:torch.Tensor):
     return torch.where(on, mean, x)
 
 # %% ../../nbs/04_instruments/03_ablation.ipynb #2941931c
-def units(c:str|Condition|Subject) -> list:
+@opens
+def units(s:Subject) -> list:
     "Names of a condition's or a subject's heads and experts."
-    return subject(None, c).units
+    return s.units
 
 # %% ../../nbs/04_instruments/03_ablation.ipynb #f240e705
-def edits_for(c:str|Condition|Subject, unit:str, how) -> dict:
+@opens
+def edits_for(s:Subject, unit:str, how) -> dict:
     """The edits (site → edit) that replace a site, a head or an expert by zero, mean, resample, or as `edits.Edit`
     says: by what a function makes of it, or by a tensor with a seed axis. Raises ValueError for what the model has not
     got, and for an expert of a dense FFN."""
-    s, out = subject(None, c), {}
+    out = {}
     named_one = not (callable(how) or isinstance(how, torch.Tensor))
     for name in each_part(s, unit):
         if (own := s.own_edit(name, how)) is not None:
@@ -126,11 +128,12 @@ def _told_who(prefix, e, how):
     return {prefix + "gates": look, prefix + "expert_out": put}
 
 # %% ../../nbs/04_instruments/03_ablation.ipynb #cc61aadf
-def combine_edits(c:Condition|Subject, edits:dict) -> dict:
+@opens
+def combine_edits(s:Subject, edits:dict) -> dict:
     """One set of edits from `edits`: unit or site → replacement, in any order. Two units of one site are both replaced.
     A site is replaced before its heads and experts, so that an expert's mean is over the tokens that new gates send
     it."""
-    s, out = subject(None, c), {}
+    out = {}
     if not isinstance(edits, dict):
         refuse("edits", "site or unit → what takes its place", repr(edits), fix='{"ffn_out": "mean"}')
     for name, how in sorted(_spelt(s, edits).items(), key=lambda edit: edit[0] in s.units):
@@ -140,24 +143,20 @@ def combine_edits(c:Condition|Subject, edits:dict) -> dict:
 # %% ../../nbs/04_instruments/03_ablation.ipynb #b34b044d
 @opens
 def ablate(
-    params:dict|Subject,  # parameters with a seed axis, or a subject
-    c:str|Condition|None,  # the condition of parameters; left out of a subject
+    s:Subject,  # or parameters with a seed axis, and then their condition
     edits:dict,  # site or unit → zero, mean, resample or what `edits_for` takes besides
 ) -> torch.Tensor:  # (s, n, read) bool: which predictions are right
     """Replaces parts of a model and says which predictions are right then (§3, App. B).
 
     ValueError for what the model has not got, an unknown replacement, or parameters of another condition."""
-    s = subject(params, c)
     s.check()
     return s.predict(combine_edits(s, edits)) == s.task.targets.to(s.device)
 
 # %% ../../nbs/04_instruments/03_ablation.ipynb #b8baf429
 @opens
-def ablate_each(params:dict|Subject, c:str|Condition|None, each:Sequence):
+def ablate_each(s:Subject, each:Sequence):
     "`ablate` for a list of sets of edits: (edit, s, n, read). ValueError for none."
-    if not each:
-        refuse("ablate_each", "one set of edits or more", "none", fix="[{}] for the model as it is")
-    s = subject(params, c)
+    if not each: refuse("ablate_each", "one set of edits or more", "none", fix="[{}] for the model as it is")
     at_once = torch.device(s.device).type == "cuda" and s.side_by_side
     made, size = [combine_edits(s, edits) for edits in each], len(each) if at_once else 1
     return torch.cat([_side_by_side(s, made[i:i + size]) for i in range(0, len(made), size)])
@@ -188,7 +187,7 @@ def _side_by_side(s, made):
 
 # %% ../../nbs/04_instruments/03_ablation.ipynb #ddfabcbf
 @opens
-def decode(params:dict|Subject, c:str|Condition|None, edits:dict=None):
+def decode(s:Subject, edits:dict=None):
     """Predictions (s, n, read) of a model that continues from its own answers, with sites or heads replaced, experts by
     zero.
 
@@ -196,7 +195,6 @@ def decode(params:dict|Subject, c:str|Condition|None, edits:dict=None):
     prefix a token may go to an expert that it did not go to teacher forced, where there is no output to keep: raises
     ValueError for other replacements of experts, and for a task whose answers are not written from left to right, token
     by token."""
-    s = subject(params, c)
     t, edits = s.task, _spelt(s, edits or {})
     if not t.causal or list(t.read) != list(range(t.read[0], t.n_ctx)):
         refuse("decode", "a task that writes its answer token by token", t.name, fix="use ablate")
@@ -266,21 +264,20 @@ def _score_rows(predicted, t, seeds, splits=None, losses=None, **labels) -> list
 # %% ../../nbs/04_instruments/03_ablation.ipynb #83816ed1
 MAIN_SITES = ("attn_out", "ffn_out")
 
-def main_sites(c:Condition|Subject) -> list:
+@opens
+def main_sites(s:Subject) -> list:
     "Those of `MAIN_SITES` that a subject has; with several layers those of all together, `L*.`, and of each."
-    s = subject(None, c)
     each = [n for m in MAIN_SITES for n in s.sites if n.split(".")[-1] == m]
     return [f"L*.{m}" for m in MAIN_SITES if f"L1.{m}" in each] + each
 
 # %% ../../nbs/04_instruments/03_ablation.ipynb #7a0e43ff
 @opens
-def ablation_rows(params:dict|Subject, c:str|Condition|None, seeds:Sequence[int],
-                  edits:Sequence[str]=("zero", "mean", "resample"), at_sites:Sequence[str]=MAIN_SITES, splits:dict=None,
-                  fine:bool=False, **labels) -> pd.DataFrame:
+def ablation_rows(s:Subject, seeds:Sequence[int], edits:Sequence[str]=("zero", "mean", "resample"),
+                  at_sites:Sequence[str]=MAIN_SITES, splits:dict=None, fine:bool=False,
+                  **labels) -> pd.DataFrame:
     """Rows of a population (s = len(seeds)): unablated, and each site under each replacement (§3, App. B). `labels`:
     stream, rule, step and any other row column; `splits` as in `_score_rows`. `MAIN_SITES` stand for `main_sites`.
     `fine` adds each head and expert, and digits on the model's own prefix. ValueError without a site."""
-    s = subject(params, c)
     s.check(seeds)
     here, labels = _asked_sites(s, at_sites), dict(condition=s.name) | labels
     said, losses = s.predict_and_lose()
@@ -324,9 +321,9 @@ def null_rows(t:Task) -> pd.DataFrame:
 # %% ../../nbs/04_instruments/03_ablation.ipynb #a50f6d12
 @torch.no_grad()
 @opens
-def ablation_curve(params:dict|Subject, c:str|Condition|None) -> dict:
+def ablation_curve(s:Subject) -> dict:
     "Digits accuracy (s,) with all FFNs or attention at zero or mean; a measure for `training.evaluate`."
-    s = copy(subject(params, c))
+    s = copy(s)
     s.finite = False                                      # a seed that failed is known; the others go on
     own = [m for m in MAIN_SITES if any(n.split(".")[-1] == m for n in s.sites)]
     return {f"{edit}_{m}": digits(ablate(s, {f"L*.{m}": edit}), s.task) for m in own for edit in ("zero", "mean")}
@@ -337,7 +334,7 @@ def ablation_of(params:dict, c:str|Condition, seeds:Sequence[int], stream:str, e
     """Ablation rows as they are recorded: everything for the authors' seeds; for others whole answers, and for the
     paired stream, whose seeds decide, digits at each position too; whole answers also on each seed's `own_part` of the
     examples."""
-    t, full = subject(None, c).task, stream == "authors"
+    t, full = condition(c).get_task(), stream == "authors"
     edits = edits or ("zero", "mean", "resample")[:3 if full else 2]
     got = ablation_rows(params, c, seeds, edits, splits=own_part(c, seeds, stream), fine=full, stream=stream, **labels)
     if full: return got

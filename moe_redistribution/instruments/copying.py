@@ -14,8 +14,7 @@ from ..tasks.task import Task, get_task, nulls
 from .rows import rows, tidy
 from .instrument import instrument
 from .ablation import main_sites, combine_edits
-from .subject import Subject, opens, subject
-from ..models.condition import Condition
+from .subject import Subject, opens
 
 # %% ../../nbs/04_instruments/04_copying.ipynb #a0c111c4
 def _current_token(t):
@@ -29,14 +28,12 @@ def _current_token(t):
 @torch.no_grad()
 @opens
 def without_copy(
-    params:dict|Subject,  # parameters with a seed axis, or a subject
-    c:str|Condition|None,  # the condition of parameters; left out of a subject
+    s:Subject,  # or parameters with a seed axis, and then their condition
     edits:dict=None,  # as for `ablate`; none by default
 ) -> tuple:  # predictions (s, n, read), and the inputs (n, read) on which the current token is not the answer
     """Predictions with the current token ruled out (a control for §4.1).
 
     ValueError for tasks that do not answer in the tokens that they read."""
-    s = subject(params, c)
     current, asked = (x.to(s.device) for x in _current_token(s.task))
     def one(m, made): return m.read_out(made).scatter(-1, current.expand(1, *current.shape)[..., None], -torch.inf)
     return torch.cat([one(*m).argmax(-1) for m in s.each(combine_edits(s, edits or {}))]), asked
@@ -57,14 +54,13 @@ def copying_nulls(
 # %% ../../nbs/04_instruments/04_copying.ipynb #508a6705
 @instrument("copying", "tied embeddings", streams=("authors", "paired"))
 @opens
-def copying_rows(params:dict|Subject, c:str|Condition|None, seeds:Sequence[int], edits:Sequence[str]=("zero", "mean"),
-                 **labels) -> pd.DataFrame:
+def copying_rows(s:Subject, seeds:Sequence[int], edits:Sequence[str]=("zero", "mean"), **labels) -> pd.DataFrame:
     """Rows digits_no_copy: share right at each scored position of the inputs where the current token is not the answer,
     with that token ruled out; unablated, and attention and FFN under each replacement (a control for §4.1, App. B).
 
     ValueError as `without_copy`."""
-    s, out = subject(params, c), []
     s.check(seeds)
+    out = []
     t, todo = s.task, [("none", "none")] + [(site, e) for site in main_sites(s) for e in edits]
     for site, edit in todo:
         said, asked = without_copy(s, {} if site == "none" else {site: edit})

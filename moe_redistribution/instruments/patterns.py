@@ -12,13 +12,13 @@ import pandas as pd
 import torch
 from einops import einsum
 from ..basics.errors import choose, refuse
-from ..tasks.task import strata
+from ..tasks.task import Task, strata
 from ..models.edits import each_layer
 from .rows import rows, tidy
 from .instrument import instrument
-from .subject import Population, Subject, opens, subject
+from .subject import Population, Subject, opens
 from .ablation import units
-from ..models.condition import Condition
+from ..models.condition import Condition, condition
 
 # %% ../../nbs/04_instruments/07_patterns.ipynb #3eee2f16
 def heads(c:str|Condition|Subject) -> list:
@@ -27,10 +27,9 @@ def heads(c:str|Condition|Subject) -> list:
 
 @torch.no_grad()
 @opens
-def patterns(params:dict|Subject, c:str|Condition|None, numbers:Sequence[int]=None, weighted:bool=False):
+def patterns(s:Subject, numbers:Sequence[int]=None, weighted:bool=False):
     """Attention (s, n, head, query, key) on all inputs of the task, or on the examples `numbers`. `weighted`: times ‖v
     W_O‖ of the key, in units of the residual stream. Raises ValueError for unknown examples."""
-    s = subject(params, c)
     if weighted and not isinstance(s, Population):
         refuse("patterns", "a population, whose W_O they are weighted by", s.name, fix="leave weighted out")
     tokens = s.task.tokens[_examples_by_number(s.task, numbers)].to(s.device)
@@ -59,11 +58,11 @@ def _patterns(s, tokens, weighted):
 # %% ../../nbs/04_instruments/07_patterns.ipynb #2fd241cd
 PATTERN_PROTOCOLS = ("audited", "paper")
 
-def _query_mask(c:Condition|Subject, numbers:Sequence[int]=None, stratum:str="all",
-               protocol:str="audited") -> torch.Tensor:
+def _query_mask(t:Task, numbers:Sequence[int]=None, stratum:str="all",
+                protocol:str="audited") -> torch.Tensor:
     """Which examples count at which query place: bool (n, place). `stratum`: a name of `tasks.strata`. Raises
     ValueError for unknown names, for the paper's numbers on another task, and where nothing is left."""
-    t, paper = subject(None, c).task, choose("protocol", protocol, PATTERN_PROTOCOLS) == "paper"
+    paper = choose("protocol", protocol, PATTERN_PROTOCOLS) == "paper"
     masks = strata(t)
     mask = masks[choose("stratum", stratum, list(masks))]
     if paper and not t.shown:
@@ -78,11 +77,10 @@ def _query_mask(c:Condition|Subject, numbers:Sequence[int]=None, stratum:str="al
 
 # %% ../../nbs/04_instruments/07_patterns.ipynb #485b1f69
 @opens
-def mean_pattern(params:dict|Subject, c:str|Condition|None, numbers:Sequence[int]=None, stratum:str="all",
+def mean_pattern(s:Subject, numbers:Sequence[int]=None, stratum:str="all",
                  protocol:str="audited", weighted:bool=False):
     "Mean attention (s, head, query, key) over the chosen examples (Fig. 13; see `_query_mask` and `patterns`)."
-    s = subject(params, c)
-    which = _query_mask(s, numbers, stratum, protocol)
+    which = _query_mask(s.task, numbers, stratum, protocol)
     return _mean_over_counted(patterns(s, which.any(1).nonzero()[:, 0], weighted), which[which.any(1)])
 
 # %% ../../nbs/04_instruments/07_patterns.ipynb #d215c329
@@ -96,13 +94,12 @@ def _mean_over_counted(x, which):
 
 # %% ../../nbs/04_instruments/07_patterns.ipynb #3d6459b5
 @opens
-def spread(params:dict|Subject, c:str|Condition|None, numbers:Sequence[int]=None, stratum:str="all",
+def spread(s:Subject, numbers:Sequence[int]=None, stratum:str="all",
            protocol:str="audited") -> dict:
     """How inputs differ, each (s, head, query): `entropy` of a row in nats, mean over inputs; `effective_keys`, its
     exponential; `input_share`, the share of the rows' distance from even attention, Σ(a − 1/K)², that is not in their
     mean (K visible keys; nan where there is one)."""
-    s = subject(params, c)
-    which, t = _query_mask(s, numbers, stratum, protocol), s.task
+    which, t = _query_mask(s.task, numbers, stratum, protocol), s.task
     x, which = patterns(s, which.any(1).nonzero()[:, 0]), which[which.any(1)]
     entropy = _mean_over_counted(torch.special.entr(x).sum(-1), which)
     visible = torch.arange(1, t.n_ctx + 1).to(x) if t.causal else torch.full((t.n_ctx,), t.n_ctx).to(x)
@@ -112,9 +109,9 @@ def spread(params:dict|Subject, c:str|Condition|None, numbers:Sequence[int]=None
     return dict(entropy=entropy, effective_keys=entropy.exp(), input_share=share)
 
 # %% ../../nbs/04_instruments/07_patterns.ipynb #dd21091a
-def attention_between(mean:torch.Tensor, c:Condition, query:str, key:str):
+def attention_between(mean:torch.Tensor, c:str|Condition, query:str, key:str):
     "Attention (s, head) from one place to another in a mean pattern (s, head, query, key); places as in `Task.places`."
-    places = subject(None, c).task.places
+    places = condition(c).get_task().places
     return mean[:, :, places.index(choose("place", query, places)), places.index(choose("place", key, places))]
 
 def by_rank(x:torch.Tensor, total:torch.Tensor):
@@ -128,9 +125,8 @@ def by_rank(x:torch.Tensor, total:torch.Tensor):
 
 # %% ../../nbs/04_instruments/07_patterns.ipynb #9fb79652
 @opens
-def relation(params:dict|Subject, c:str|Condition|None):
+def relation(s:Subject):
     "Mean attention (s, head, query) to the place itself, to others with its token and to the rest."
-    s = subject(params, c)
     t, x = s.task, patterns(s)
     own = torch.eye(t.n_ctx, dtype=torch.bool)
     same = (t.tokens[:, :, None] == t.tokens[:, None]) & ~own
@@ -138,14 +134,12 @@ def relation(params:dict|Subject, c:str|Condition|None):
     return {k: torch.einsum("snhqk,nqk->shq", x, m.to(x)) / len(t) for k, m in sums.items()}
 
 # %% ../../nbs/04_instruments/07_patterns.ipynb #d4618b7c
-@instrument("patterns")
 @opens
-def pattern_rows(params:dict|Subject, c:str|Condition|None, seeds:Sequence[int], **labels) -> pd.DataFrame:
+def pattern_rows(s:Subject, seeds:Sequence[int], **labels) -> pd.DataFrame:
     """Rows of every head of a population (s = len(seeds)), by written position: to_PLACE or `relation`, entropy (nats),
     input_share, and arrives (units of the residual stream). `labels`: stream, rule, step and any other row column.
 
     Heads are named by index; compare seeds by rank. With more than eight positions, the mean over positions."""
-    s = subject(params, c)
     s.check(seeds)
     t, labels = s.task, dict(condition=s.name, site="pattern") | labels
     mean, values = mean_pattern(s), spread(s)
@@ -157,3 +151,7 @@ def pattern_rows(params:dict|Subject, c:str|Condition|None, seeds:Sequence[int],
     return tidy([rows(v[:, h][:, q].mean(1), seeds, unit=unit, position=position, metric=m, n_examples=len(t), **labels)
                  for position, q in where.items() for m, v in values.items()
                  if not (t.causal and m[3:] in t.places[q[0] + 1:]) for h, unit in enumerate(heads(s))])
+
+@instrument("patterns")
+def _patterns_of(params:dict, c:str|Condition, seeds:Sequence[int], **labels):
+    return pattern_rows(params, c, seeds, **labels)

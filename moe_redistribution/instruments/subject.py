@@ -91,7 +91,7 @@ class Population(Subject):
     """A population as a subject: its parameters, and the condition that says what they are. Without parameters: its
     names."""
     def __init__(self, params:dict, c:str|Condition):
-        self.params, self.condition = params, condition(c)
+        self.params, self.condition = params or {}, condition(c)
         c = self.condition
         self.name, self.n_layers, self.task, self.sites = c.name, c.n_layers, c.get_task(), sites(c)
         own = [f"H{h}" for h in range(c.n_heads)] + [f"E{e}" for e in range(c.n_experts)] * c.routed
@@ -132,10 +132,13 @@ def subject(params:dict|Subject, c:str|Condition|Subject=None) -> Subject:
 
 # %% ../../nbs/04_instruments/01b_subject.ipynb #f237ae19
 def opens(f:Callable):
-    "Makes `f(params, c, …)` take a subject instead of both."
+    """Makes `f(s, …)` of a subject take in its place parameters and their condition, as `f(params, c, …)`; a condition
+    alone stands for a model's names."""
     @wraps(f)
-    def either(params, *rest, **named):
-        return f(params, None, *rest, **named) if isinstance(params, Subject) else f(params, *rest, **named)
+    def either(s, *rest, **named):
+        if not isinstance(s, dict): return f(subject(None, s), *rest, **named)
+        c, *rest = (named.pop("c"), *rest) if "c" in named else rest or [None]
+        return f(subject(s, c), *rest, **named)
     return either
 
 # %% ../../nbs/04_instruments/01b_subject.ipynb #e343fb96
