@@ -18,7 +18,7 @@ from ..basics.registry import cached_by_kind
 from ..basics.own_code import reads
 from ..basics.kinds import worded_errors
 from ..models.condition import Condition, multipliers
-from ..models.population import forward, layer, loss
+from ..models.population import ROUTER_SITES, forward, layer, loss
 from ..tasks.task import read_at
 from ..training.engine import fast_loss, gradients
 from ..training.loop import (activations_of, draws_of, given_to, init_members, learning_names, redraw_,
@@ -183,7 +183,7 @@ def _check_examples(c:Condition):
         moved = [n.removeprefix("L0.") for n in seen if _differs({n: seen[n][:, some]}, {n: few[n]})]
         if n := next((n for n in moved if n in ("gate", "up", "hidden")), ""):        # later layers see what routes did
             _wrong(c, n, "what an example has by itself", f"others {where}", "no mean, sum, norm or noise over a batch")
-        if n := (next((n for n in moved if n in ("router_probs", "gates")), "")
+        if n := (next((n for n in moved if n in ROUTER_SITES), "")
                  if len(some) == 8 or not c.routing.by_batch else ""):
             told = _say if c.routing.by_batch else _wrong
             return told(c, n, "what an example has by itself",

@@ -14,7 +14,8 @@ import torch
 from einops import einsum
 from ..basics.errors import refuse
 from ..tasks.task import Task, labels, spans
-from ..models.population import each_member, forward, loss, predict, unembed, watcher
+from ..models.population import (ROUTER_SITES, each_member, forward, loss, predict, unembed,
+                                                     watcher)
 from .rows import rows, tidy
 from .instrument import instrument
 from .ablation import edits_for, derangement, combine_edits
@@ -101,7 +102,7 @@ def routes_held(params:dict, c:str|Condition, edits:dict):
     """Predictions (s, n, read) under `edits` (as for `ablation.ablate`), every token with the gates that it has without
     them. Raises ValueError for a dense model, and for edits of the gates themselves."""
     c, out = check_routed(params, c), []
-    if own := {"gates", "router_probs"} & {u.removeprefix("L0.") for u in edits}:
+    if own := {*ROUTER_SITES} & {u.removeprefix("L0.") for u in edits}:
         refuse("routes_held", "edits that leave the gates alone", f"one of {own.pop()}", fix="use `_rerouted_answers`")
     made = combine_edits(c, edits)
     look = made.get("gates", lambda g: g)           # an expert's edit looks at the gates that pass: here, at those held

@@ -13,7 +13,7 @@ from fastcore.basics import patch
 import torch
 from torch import nn
 from ..basics.errors import refuse
-from .layers import Layer, first_tensor
+from .layers import SCORE_SITES, Layer, first_tensor
 from .router_pass import (apart_from_barred, chosen_gates, dense_gates, nearly_equal,
                                                      probabilities, route_again)
 from .watched import OURS, WATCHED, n_experts, under
@@ -181,7 +181,7 @@ def hang(self:_Listener):
     handles = [x.whole.register_forward_pre_hook(self.into, with_kwargs=True)]
     if want("z"): handles.append(x.o.register_forward_pre_hook(self.mix))
     if want("resid_mid"): handles.append(x.reader.register_forward_pre_hook(self.before_reader, with_kwargs=True))
-    if want("router_logits", "router_probs"):
+    if want(*SCORE_SITES):
         handles.append(x.gate.register_forward_hook(self.after_gate, with_kwargs=True))
     def hook(m, f): return m.register_forward_hook(f, prepend=m is x.experts)         # before a hook of the user's
     return handles + [hook(m, f) for m, f, wanted in after if wanted and m is not None]
