@@ -1,15 +1,17 @@
 """The floor is the arithmetic of full-batch tasks, shares are those of whole machines, and a record keeps what is not
 measured again."""
 import json
+import numpy as np
 import pandas as pd
 import pytest
+import torch
 
-from moe_redistribution.training.bench import (HEADLINE, _as_row, floor_for, keep, _plain_for,
+from moe_redistribution.training.bench import (HEADLINE, _as_row, floor_for, keep, rival_for,
                                                _share_of)
 from moe_redistribution.training import bench as bench_room
 
 from moe_redistribution.models.condition import condition
-from moe_redistribution.training.engine import flops
+from moe_redistribution.training.engine import flops, gradients
 from moe_redistribution.tasks.data import full_batch
 from moe_redistribution.tasks.task import get_task
 
@@ -33,7 +35,7 @@ def test_tiny_products_and_long_batches_do_not_raise_the_floor(monkeypatch):
 
 @pytest.mark.audit                                                    # two processes that import torch: 10 s
 def test_plain_processes_all_report_their_own_time():
-    got = _plain_for("modadd/ffn-h8-gelu+d32", 0.3, 2, processes=2)
+    got = rival_for("modadd/ffn-h8-gelu+d32", 0.3, 2, processes=2)
     assert len(got) == 2 and all(g["wall"] >= 0.3 and g["cpu"] < 1.2 * g["wall"] for g in got)
     assert 0 < _share_of(got) <= 1
 
@@ -67,3 +69,17 @@ def test_the_command_line_keeps_rows_in_the_file_it_is_given(monkeypatch, capsys
     assert [(asked["task"], asked["record"]) for asked in seen] == [("hist", "rows.csv"), ("add7", None)]
     assert capsys.readouterr().out == "a sentence\n" * 2 and cli.main(["bench", "--json"]) == 0
     assert [r["times_plain"] for r in json.loads(capsys.readouterr().out)] == [6.5]
+
+@pytest.mark.audit                                                    # where jax is installed
+@pytest.mark.parametrize("name", ["add7/ffn-h16-silu", "add7/glu-h16-silu", "add7/moe_glu-e4k2-h32-silu",
+                                  "modadd/moe-e4k1-h16-gelu+d32", "add7/no_ffn"])
+def test_the_rival_in_jax_has_our_loss_and_our_gradient(name):
+    jax = pytest.importorskip("jax")
+    import jax_peer
+    c = condition(name)
+    t, (p, *_) = c.get_task(), jax_peer.start(name, 1)
+    one, tokens, targets = {k: v[0] for k, v in p.items()}, t.tokens[:64], t.targets[:64]
+    (_, nll), got = jax.value_and_grad(jax_peer.loss, has_aux=True)(one, tokens.numpy(), targets.numpy(), c, t)
+    loss, want = gradients({k: torch.tensor(np.array(v)) for k, v in p.items()}, tokens[None], targets[None], c)
+    assert float(nll) == pytest.approx(loss.item(), rel=1e-5)
+    for k in want: assert np.abs(np.array(got[k]) - want[k][0].numpy()).max() < 1e-5 * max(1, want[k].abs().max().item()), k

@@ -7,7 +7,7 @@ __all__ = ['CPU_LIMITS', 'costs']
 
 # %% ../../nbs/12_record/04_costs.ipynb #e3e0b401
 from argparse import ArgumentParser, Namespace
-from contextlib import redirect_stdout
+from contextlib import nullcontext, redirect_stdout
 import sys, time
 
 import pandas as pd
@@ -61,6 +61,8 @@ def _add_bench(p:ArgumentParser):
     p.add_argument("--study", help="granularity …: what this study's speed is compared with, instead of --task")
     p.add_argument("--seconds", type=float, default=20, help="seconds for each measurement (default: 20)")
     p.add_argument("--force", action="store_true", help="report even if the machine was busy")
+    p.add_argument("--rivals", type=lambda s: s.split(","), default=(),
+                   help="fused, jax or fused,jax: harder ones than the plain model (jax: where it is installed)")
     p.add_argument("--record", metavar="CSV", help="a file that takes the rows one by one, and keeps its others")
     p.add_argument("--instruments", action="store_true", help="CPU seconds of every instrument for --task instead")
     add_form(p)
@@ -73,10 +75,10 @@ def _run_bench(args:Namespace):
         known = of_studies("bench", "BENCH")
         table = known[choose("study with a bench", args.study, list(known))](seconds=args.seconds)
     elif args.instruments: table = costs(_headlines(args.task))
-    elif not args.json and not args.csv:                                   # it prints each sentence when it knows it
-        return bench(seconds=args.seconds, force=args.force, task=args.task, record=args.record)
-    else:
-        with redirect_stdout(sys.stderr):
-            table = bench(seconds=args.seconds, force=args.force, task=args.task, record=args.record)
+    else:                                                                   # it prints each sentence when it knows it
+        with redirect_stdout(sys.stderr) if args.json or args.csv else nullcontext():
+            table = bench(seconds=args.seconds, force=args.force, record=args.record, task=args.task,
+                          rivals=args.rivals)
+        if not args.json and not args.csv: return
     if args.json or args.csv: return show_table(table.reset_index(), args)
     print(table.round(2).to_string(), *_limit_lines(table) * args.instruments, sep="\n")
