@@ -27,7 +27,8 @@ CREDITS = {"experts": "several FFNs, of which a token gets some",
            "a learned router": "beside one that is frozen or random",
            "routes that read the input": "beside routes by position, by a hash or drawn anew", "gating": "a GLU",
            "sparsity": "k of E experts, or fewer active", "size": "width, or capacity a token",
-           "granularity": "more and smaller experts", "rate": "how fast a part learns", "training": "beside no training",
+           "granularity": "more and smaller experts", "rate": "how fast a part learns",
+           "training": "beside no training",
            "depth": "more layers", "task": "another task or input", "activation": "SiLU or GELU",
            "other": "what none of these is", "nothing": "a description"}
 
