@@ -414,6 +414,11 @@ def a_public_name_is_defined_in_one_module(_):
 @rule(MODULES)
 def a_module_fits_in_550_lines(path): return (n := len(path.read_text(encoding="utf-8").splitlines())) > 550 and n
 
+@rule(MODULES, "cut it where it begins to be about something else; lines, with signature and docstring")
+def no_function_is_longer_than_30_lines(path):
+    return [(f.name, n) for f in ast.walk(tree(path)) if isinstance(f, ast.FunctionDef)
+            and (n := f.end_lineno - f.lineno + 1) > 30]
+
 def refused_by_hand(node):
     "Does it raise a message of the form that `refuse` has?"
     def said(x):
