@@ -272,7 +272,7 @@ def _reader(calls, mixer, scale):
     return min(after, key=lambda c: c.depth, default=None)
 
 # %% ../../nbs/09_opened/06_layers.ipynb #b443e30e
-def _layer_of(calls:Sequence, heard:dict, family, config:torch.nn.Module) -> Layer:
+def _layer_of(calls:Sequence, heard:dict, family, config) -> Layer:
     "The `Layer` that a record of one layer's `calls` shows; `heard`: what its attention said of itself."
     whole = calls[-1]
     scale = getattr(config, family.scale, 1.) if isinstance(family.scale, str) else family.scale

@@ -307,7 +307,7 @@ class _Shards:
 # %% ../../nbs/09_opened/10_reading.ipynb #f374b360
 @patch
 def save(self:TextSubject, sites:Sequence[str], folder:str|Path, tokens:torch.Tensor|Iterable, most:int=1 << 28,
-         dtype:str=None, edits:dict=None, say:Callable=None) -> dict:
+         dtype:torch.dtype=None, edits:dict=None, say:Callable=None) -> dict:
     """Keeps `sites` of a pass over `tokens` (n, t), or over an iterable of batches, in a folder; gives its index.
     Shards have up to `most` bytes; `dtype` to keep numbers in another type; `edits`: words, such as {"L3.E7": "zero"}.
     `say(text)` is told how far it is. It goes on where it was stopped. ValueError for a folder of something else or of
