@@ -457,8 +457,8 @@ def compare_routes(
     _check_same_text(a, b, windows, lambda: windows_asked(b, text, tokenize_b or tokenize, context, batch, tokens)())
     n, own, sides = sum(1 for _ in windows()), routers_of(a), [_computed_by(s) for s in (a, b)]
     name = ":".join(s.name + f"@{how}" * (sides[0] != sides[1]) for s, how in zip((a, b), sides))
-    key = part and model_key(a.model, name, text, other=model_key(b.model, b.name, text), asked=(
-        windows_digest(windows()), batch, sides, a.pad, a.family, b.pad, b.family, [*getattr(tokenize, "specials", [])]))
+    key = part and model_key(a.model, name, text, other=model_key(b.model, b.name, text), asked=(windows_digest(
+        windows()), batch, sides, a.pad, a.family, b.pad, b.family, [*getattr(tokenize, "specials", [])]))
     S, to = min(n, STRETCHES), [stretch_of(w, n) for w in range(n)]
     state = dict(lost=torch.zeros(3, S, dtype=torch.float64), tokens=torch.zeros(S, dtype=torch.int64))
     def add(i, group): _compare_batch(state, a, b, group, tokenize, i, to[i * batch:][:batch])

@@ -163,12 +163,10 @@ def is_reached(rule:str, value:torch.Tensor):
     return value >= 1 if threshold == 1 else value > threshold
 
 # %% ../../nbs/03_training/03_loop.ipynb #1e69fbbc
-def _flushing(): return not (torch.full((1,), 1e-40) * 1).item()
-
 @contextmanager
 def _without_subnormals():
     "Within it, or in a function decorated with it, results below 1.2e-38 are 0 on this thread; afterwards as before."
-    before = _flushing()
+    before = not (torch.full((1,), 1e-40) * 1).item()
     torch.set_flush_denormal(True)
     try: yield
     finally: torch.set_flush_denormal(before)
@@ -321,7 +319,7 @@ def _held_scores(members:Members, params:dict, correct:torch.Tensor) -> dict:
 UNTIL = ("first", "selected", "full")
 
 def settled_members(members:Members, until:str="selected"):
-    "Which members have reached every rule's threshold (s,), or with `until` `first` the first one's; without rules none."
+    "Which members have reached each rule's threshold (s,), or with `until` `first` the first one's; none without one."
     if not members.best: return torch.zeros_like(members.step, dtype=torch.bool)
     every = [is_reached(r, b["value"]) for r, b in members.best.items()]
     return every[0] if until == "first" else torch.stack(every).all(0)
