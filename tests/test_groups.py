@@ -23,7 +23,8 @@ from moe_redistribution.training.jobs import missing_jobs
 from moe_redistribution.training.store import Store, seal
 from moe_redistribution.training.compiled import compiled_gradients, why_not_compiled
 from moe_redistribution.training.inner_loops import CODE
-from moe_redistribution.training.loop import evaluate, init_members, train_interval
+from moe_redistribution.tasks.task import TASKS, get_task, made_tasks
+from moe_redistribution.training.loop import TASK_RULES, evaluate, init_members, register_task, train_interval
 from same import assert_same_runs
 
 TINY, DENSE = "add7/moe-e2k1-h8-silu+d16", "add7/ffn-h8-silu+d16"
@@ -313,6 +314,18 @@ def test_a_seed_that_stops_at_its_first_rule_keeps_no_weights_of_the_others_and_
     assert train("continued", "first") == early
     assert train("continued", "selected")["step"] == train("straight", "full")["step"] == 50
     assert_same(Store(tmp_path / "continued"), Store(tmp_path / "straight"), [1], name)
+
+def test_a_task_without_rules_trains_to_its_end_whatever_was_asked_for(tmp_path):
+    "Nobody ever settles there. `first` and `selected`, the default, ended in an error of torch's."
+    t = replace(get_task("add7"), name="ruleless")
+    register_task("ruleless", lambda: t, RECIPES["add7"])
+    try:
+        for until in ("first", "selected"):
+            found = train("ruleless/ffn-h8-silu+steps200", [1, 2], root=tmp_path / until, **HERE | dict(until=until))
+            assert found["step"].tolist() == [200, 200] and not found["settled"].any()
+        assert not missing_jobs([Training("ruleless/ffn-h8-silu+steps200", (1, 2))], tmp_path / "first")
+    finally:
+        for table in (TASKS, RECIPES, TASK_RULES, made_tasks): table.pop("ruleless", None)
 
 # --------------------------------------------------------------------------------------------------- NaN, bad input
 

@@ -142,6 +142,10 @@ def test_a_model_whose_experts_choose_is_measured_on_all_inputs_or_not_at_all():
     for ask in (s.run, lambda x: s.predict(tokens=x), lambda x: s.read_out(tokens=x), lambda x: trace(s.params, x, c)):
         with pytest.raises(ValueError, match="expected all 1,000 inputs of add7, since its experts choose .* got 500; fix: "): ask(some)
     with pytest.raises(ValueError, match="got 500; fix: "): s.predict(tokens=some.repeat(2, 1))          # each of them twice
+    two = subject(init(c, [torch.Generator().manual_seed(i) for i in (1, 2)]), c)
+    each = torch.stack([s.task.tokens, some.repeat(2, 1)])                    # the second seed's own; it was not looked at
+    for ask in (two.run, lambda x: two.predict(tokens=x)):
+        with pytest.raises(ValueError, match="got 500; fix: "): ask(each)
     assert not s.side_by_side and s.predict().equal(s.predict(tokens=s.task.tokens))
 
 def test_a_router_whose_map_is_another_s_goes_the_long_way_wherever_that_comes_from_unless_it_says_fast():

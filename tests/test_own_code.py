@@ -1,9 +1,12 @@
 """What a user's file reads is part of the key of what it registers, and what it changes of the library is put back."""
 import subprocess
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
+import safetensors
 import torch
 from safetensors.torch import save_file
 
@@ -11,7 +14,7 @@ from moe_redistribution.models.condition import condition
 from moe_redistribution.models.routers import Router
 from moe_redistribution.basics import kinds
 from moe_redistribution.basics.kinds import import_file
-from moe_redistribution.basics.own_code import is_users
+from moe_redistribution.basics.own_code import is_users, reads
 from moe_redistribution.training import store
 from moe_redistribution.training.groups import Training, train
 from moe_redistribution.training.store import Store
@@ -164,3 +167,22 @@ def test_what_torch_itself_replaces_at_first_use_is_no_users_doing():
     said = ("import torch; from moe_redistribution.guard.properties import untouched_library as it\nwith it('x'):\n"
             "    torch.optim.Adam([torch.zeros(2, requires_grad=True)]).step()\n    import torch._dynamo\n")
     assert subprocess.run([sys.executable, "-c", said], capture_output=True, text=True).stderr == ""
+
+def test_what_two_threads_read_at_once_is_told_apart_and_a_thread_that_a_users_code_starts_is_heard(tmp_path):
+    "A worker of Dask has several. The one that ended first took the other's scope along, which then heard of nothing."
+    files, reader = [tmp_path / f"{x}.txt" for x in "abc"], safetensors.safe_open
+    for f in files: f.write_text(f.name)
+    begun, ended = threading.Barrier(2), threading.Event()
+    def first():
+        with reads() as read:
+            begun.wait(9), files[0].read_text()
+        ended.set()
+        return [*read]
+    def last():
+        with reads() as read:
+            begun.wait(9), ended.wait(9), files[1].read_text()
+            (own := threading.Thread(target=lambda: files[2].read_text())).start(), own.join()
+            with pytest.raises(ValueError, match="opened in mid-work"), reads("a training"): (tmp_path / "a.txt").read_text()
+        return [*read]
+    with ThreadPoolExecutor(2) as pool: one, other = pool.submit(first), pool.submit(last)
+    assert one.result() == [str(files[0])] and {*map(str, files[1:])} <= {*other.result()} and safetensors.safe_open is reader

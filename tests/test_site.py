@@ -1,10 +1,12 @@
 """What every page, module, workflow and test keeps. Each rule is a sentence; it looks at every one of its kind and
 names all that break it at once."""
 import ast
+import builtins
 import configparser
 import importlib
 import importlib.util
 import json
+import keyword
 import os
 import re
 import shutil
@@ -19,7 +21,8 @@ import pytest
 import yaml
 
 from moe_redistribution.judge.verdicts import VERDICTS
-from moe_redistribution.report.thumbnails import figure_of
+from moe_redistribution.report.tables import MARKS
+from moe_redistribution.report.thumbnails import SHADES, SIGNS, figure_of
 
 ROOT = Path(__file__).resolve().parent.parent
 NBS, LIB = ROOT / "nbs", ROOT / "moe_redistribution"
@@ -239,8 +242,8 @@ def test_a_word_of_the_glossary_has_an_anchor_of_its_own_and_every_verdict_is_a_
     own = [a for _, a in glossary()]
     assert len(own) > 40 and len(own) == len({*own})
     heads = {h.lower() for h in re.findall(r"^### (.+?) \{", marked("glossary.ipynb"), flags=re.M)}
-    assert {*VERDICTS, "agrees", "differs", "inconclusive", "corrected", "not attempted", "another checkpoint",
-            "another measure"} <= heads
+    assert {*VERDICTS, *MARKS} <= heads
+    assert SHADES.keys() == SIGNS.keys() == MARKS.keys() - {"not attempted"}
 
 # --------------------------------------------------------------------------------------------------------- workflows
 
@@ -414,6 +417,16 @@ def a_public_name_is_defined_in_one_module(_):
 @rule(MODULES)
 def a_module_fits_in_550_lines(path): return (n := len(path.read_text(encoding="utf-8").splitlines())) > 550 and n
 
+@rule(MODULES, "cut it where it begins to be about something else; lines, with signature and docstring")
+def no_function_is_longer_than_30_lines(path):
+    return [(f.name, n) for f in ast.walk(tree(path)) if isinstance(f, ast.FunctionDef)
+            and (n := f.end_lineno - f.lineno + 1) > 30]
+
+@rule([m for m in MODULES if room(m) != "basics.commands"], "Callable and object are types, these are functions")
+def no_hint_is_a_function_of_pythons_own(path):
+    hints = [getattr(n, f, None) for n in ast.walk(tree(path)) for f in ("annotation", "returns")]
+    return [h.lineno for h in hints if isinstance(h, ast.Name) and h.id in ("callable", "any", "all", "iter")]
+
 def refused_by_hand(node):
     "Does it raise a message of the form that `refuse` has?"
     def said(x):
@@ -425,6 +438,58 @@ def refused_by_hand(node):
 @rule([m for m in MODULES if room(m) != "basics.errors"], "call refuse (with error=) or choose; lines")
 def a_refusal_is_one_message_and_made_by_refuse(path):
     return [n.lineno for n in ast.walk(tree(path)) if refused_by_hand(n)]
+
+# --------------------------------------------------------------------------- names that words speak of are there, and public
+
+# of other tools, whose names they are; a metric whose end is worked out; what a shell is told to complete
+NOT_OURS = {"TransformerBridge", "retained", "prune_moe_layer", "rebalance_experts", "norm_attn", "_moe_redistribution"}
+GIVEN = {"_Command", "_Busy"}                          # classes of what a function gives or raises, which nobody makes
+
+def strings(path):
+    "(text, is it a docstring, is it of something private) of every string of a module."
+    def walk(node, private):
+        named = isinstance(node, (ast.FunctionDef, ast.ClassDef))
+        private = private or named and re.match("_(?!_)", node.name) is not None
+        doc = node.body[0] if (named or isinstance(node, ast.Module)) and ast.get_docstring(node) else None
+        for child in ast.iter_child_nodes(node):
+            if isinstance(child, ast.Constant) and isinstance(child.value, str): yield child.value, False, private
+            if child is doc: yield child.value.value, True, private
+            else: yield from walk(child, private)
+    return walk(tree(path), False)
+
+@cache
+def names_in_code():
+    "All names that stand in the package's code."
+    found = {*dir(builtins), *keyword.kwlist, *(part for m in MODULES for part in room(m).split("."))}
+    for node in (n for p in MODULES for n in ast.walk(tree(p))):
+        found |= {getattr(node, f) for f in ("id", "attr", "arg", "name", "asname") if isinstance(getattr(node, f, 0), str)}
+    return found
+
+@cache
+def words_in_code():
+    "These, and all words of its strings: columns, options, words of registries."
+    texts = (t for p in MODULES for t, doc, _ in strings(p) if not doc and "`" not in t)
+    return names_in_code() | NOT_OURS | {w for t in texts for w in re.findall(r"[A-Za-z_]\w*", t)}
+
+def spoken_of(text, doc, private):
+    "The names in a text that are not there: in backticks, or called in a message; private ones, but where it is private, too."
+    quoted = [re.sub(r"\"[^\"]*\"|'[^']*'", "", q) for q in re.findall(r"`([^`\n]+)`", text)]
+    dotted = [n for q in quoted if not re.search(r" |\d", q) for n in re.findall(r"(?<![\w.@/-])[A-Za-z_][\w.]*\w(?![\w/-])", q)]
+    called = [] if doc else re.findall(r"(?<![\w.])(?<!class )([A-Za-z_]\w+[^\W_])\(", text)
+    lost = [n for n in dotted if not {*n.split(".")} <= words_in_code()]
+    lost += [n for n in called if n not in names_in_code() and n not in NOT_OURS]
+    hidden = [n for n in [*dotted, *called] if re.match("_(?!_)", n.rpartition(".")[2]) and n not in NOT_OURS | GIVEN]
+    return lost + ([] if doc and private else hidden)
+
+@rule(MODULES, "a name in backticks, or one that a message says to call, is there under this name, and public")
+def words_speak_of_names_that_are_there(path):
+    return [n for t, doc, private in strings(path) for n in spoken_of(t, doc, private)]
+
+def test_a_name_that_is_not_there_or_private_is_seen():
+    assert spoken_of("As `at_all`, and `subject`.", True, False) == []
+    assert spoken_of("As `instruments.Instrument` has it.", True, False) == ["instruments.Instrument"]
+    assert spoken_of("As `_one_call`.", True, False) == ["_one_call"] and spoken_of("As `_one_call`.", True, True) == []
+    assert spoken_of("; in Python write_claim_rows(", False, True) == ["write_claim_rows"]
 
 # --------------------------------------------------------------------------------------- how files are written and read
 

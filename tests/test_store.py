@@ -26,7 +26,7 @@ from moe_redistribution.record.runs import stored_runs, write_frame
 from moe_redistribution.training.bench import keep
 from moe_redistribution.training.groups import _group_path, pack, train, _train_group
 from moe_redistribution.basics.files import Damaged, as_committed, write_picture
-from moe_redistribution.training.store import Store, seal, unseal
+from moe_redistribution.training.store import Store, seal, set_aside, unseal
 from moe_redistribution.training.loop import init_members
 from tiers import first
 
@@ -364,6 +364,13 @@ def test_a_file_is_hashed_once_for_each_state_of_it(clone, monkeypatch):
     os.utime(path)
     as_committed(path), as_committed(path)
     assert len(hashed) == 2
+
+def test_a_path_may_be_a_text(tmp_path):
+    "Their hints said so, and each asked the text for its folder."
+    path = files.replace_file(str(tmp_path / "new" / "a.txt"), b"1")
+    assert path.read_bytes() == b"1" and files.of_clone(str(path)) == path
+    assert set_aside(str(path)).name == "a.txt.damaged" and not path.exists()
+    with pytest.raises(FileNotFoundError, match="new/a.txt: expected beside the package"): files.of_clone(str(path))
 
 def test_a_table_that_is_written_is_listed_before_it_is_there(clone, monkeypatch):
     "A kill before, between and after leaves a file that is read; afterwards the sums are those of `make sums`."

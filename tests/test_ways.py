@@ -12,7 +12,7 @@ from moe_redistribution.evidence.table_files import ROOT
 from moe_redistribution.report.overviews import page_of
 from moe_redistribution.record.counts import claims_table, recorded_claims
 from moe_redistribution.evidence.claims import PROTOCOLS, statements
-from moe_redistribution.record.ways import _claim_files, _claim_rows, _contrasts_of, ways_out, _write_claim_rows
+from moe_redistribution.record.ways import _claim_files, claim_rows, _contrasts_of, ways_out, _write_claim_rows
 from tiers import first
 
 sys.path.insert(0, str(ROOT / "tools"))
@@ -66,7 +66,7 @@ def test_overviews_lead_to_the_claim_on_its_page():
 # Every fifth at each change, all of them by `make audit`
 @pytest.mark.parametrize("key", first([*CLAIMS][::5], CLAIMS))
 def test_the_rows_of_both_sides_give_what_is_recorded(key):
-    found, told = _claim_rows(key), CLAIMS[key]
+    found, told = claim_rows(key), CLAIMS[key]
     for reading in PROTOCOLS:
         s, own = READINGS.get((key, reading)), found[found["reading"] == reading]
         if s is None or s.aggregate in ("none", "quotes"):
@@ -97,6 +97,6 @@ def test_contrasts_that_a_claim_names_are_recorded():
 def test_the_files_of_the_site_are_written_for_every_claim_that_reads_rows(tmp_path):
     n = _write_claim_rows(tmp_path)
     assert n == len(list(tmp_path.glob("*.csv"))) == sum(f"claims/{k}.csv" in _claim_files(k) for k in CLAIMS) > 180
-    assert len(pd.read_csv(tmp_path / "4.2-05.csv")) == len(_claim_rows("4.2-05"))
+    assert len(pd.read_csv(tmp_path / "4.2-05.csv")) == len(claim_rows("4.2-05"))
     silent = [k for k in CLAIMS if not _claim_files(k)]
     assert all(CLAIMS[k].paper_n == CLAIMS[k].audited_n == 0 for k in silent)

@@ -21,7 +21,7 @@ FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 def replace_file(path:str|Path, data:bytes, flush:bool=True) -> Path:
     """Writes `data` to `path`, whole or not at all: a temporary file beside it, flushed to the disk (but for what is
     told in passing), then renamed. An OSError leaves the old file alone; that of a full disk says what to do."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    (path := Path(path)).parent.mkdir(parents=True, exist_ok=True)
     for left in path.parent.glob(f".{glob.escape(path.stem)}-*.part"):      # by someone killed in mid-write
         with contextlib.suppress(FileNotFoundError):                        # another cleans up as well
             if time.time() - left.stat().st_mtime > 3600: left.unlink()
@@ -100,7 +100,7 @@ def as_committed(path:str|Path, listing:Path=None) -> Path:
 def of_clone(path:str|Path) -> Path:
     """`path` as it is, if it is `as_committed`. FileNotFoundError (expected, got, fix) where the package is installed
     without the repository that it belongs to; `Damaged` for a file that `SHA256SUMS` does not know."""
-    if path.exists(): return as_committed(path)
+    if (path := Path(path)).exists(): return as_committed(path)
     refuse(f"{path.parent.name}/{path.name}", "beside the package, as in a clone of its repository",
            "a package without it", fix="clone the repository, then pip install -e .", error=FileNotFoundError)
 

@@ -9,7 +9,7 @@ __all__ = ['HERE', 'count_as_users', 'is_users', 'of_users', 'reads', 'variables
 from collections.abc import Iterable
 from contextlib import contextmanager
 from pathlib import Path
-import ast, csv, functools, importlib.util, inspect, linecache, os, sys, sysconfig
+import ast, csv, functools, importlib.util, inspect, linecache, os, sys, sysconfig, threading
 
 import safetensors.torch
 from .errors import refuse
@@ -19,7 +19,22 @@ from .files import file_hash
 HERE = str(Path(importlib.util.find_spec("moe_redistribution").submodule_search_locations[0]).resolve()) + os.sep
 _INSTALLED = tuple({str(Path(p).resolve()) + os.sep for n, p in sysconfig.get_paths().items() if "lib" in n})
 
-_SCOPES = []                    # (what was read, what was written, who may not read, is scratch let off)
+# thread → the innermost last: (what was read, what was written, who may not read, is scratch let off)
+_SCOPES = {}
+
+@contextmanager
+def _scope(own):
+    "Within it files that this thread opens belong to a scope; to None, where the reading is ours."
+    _SCOPES.setdefault(me := threading.get_ident(), []).append(own)
+    try: yield
+    finally:
+        _SCOPES[me].pop()
+        if not _SCOPES[me]: del _SCOPES[me]
+
+def _scopes_here() -> list:
+    "The scope that a file belongs to which this thread opens; all that there are, where a thread has none of its own."
+    if own := _SCOPES.get(threading.get_ident()): return [x for x in own[-1:] if x]
+    return [x for own in [*_SCOPES.values()] if (x := next(filter(None, own[::-1]), None))]   # a user's code began it
 
 @functools.lru_cache(maxsize=None)
 def _at_home(file): return str(Path(file).resolve()).startswith(HERE)
@@ -27,9 +42,7 @@ def _at_home(file): return str(Path(file).resolve()).startswith(HERE)
 @functools.lru_cache(maxsize=None)
 def _recorded(folder):
     "Files of the packages that were installed into a folder, as `pip install --target` does, by their records."
-    _SCOPES.append(None)                                                     # this is our own reading
-    try: lines = [p.read_text("utf-8").splitlines() for p in Path(folder).glob("*.dist-info/RECORD")]
-    finally: _SCOPES.pop()
+    with _scope(None): lines = [p.read_text("utf-8").splitlines() for p in Path(folder).glob("*.dist-info/RECORD")]
     return {str(Path(folder, line[0]).resolve()) for text in lines for line in csv.reader(text) if line}
 
 # %% ../../nbs/00_basics/04_own_code.ipynb #89cec16f
@@ -77,8 +90,11 @@ def _for_user():
 def _hear(event, args):
     if event != "open" or isinstance(args[0], int) or args[0] is None: return
     path, writes = os.fsdecode(args[0]), bool((args[2] or 0) & (os.O_WRONLY | os.O_RDWR))
-    if not _SCOPES or _SCOPES[-1] is None or not writes and not _for_user(): return
-    path, (read, written, may_not, scratch) = os.path.abspath(path), _SCOPES[-1]
+    if not (_SCOPES and (scopes := _scopes_here())) or not writes and not _for_user(): return
+    for scope in scopes: _keep(os.path.abspath(path), writes, *scope)
+
+def _keep(path, writes, read, written, may_not, scratch):
+    "Keeps that a file was opened for a user's code, as one scope asks."
     if writes: return written.add(path)
     if path.endswith(".pyc"): path = importlib.util.source_from_cache(path)
     if path in read or path.startswith(_ELSEWHERE) or ".cache" in Path(path).parts or not os.path.isfile(path): return
@@ -86,9 +102,7 @@ def _hear(event, args):
     if may_not:
         refuse(may_not, "a user's code that reads its files where it is imported, so that their hashes enter the key",
                f"{path}, opened in mid-work", fix="read it at the top of the file that registers")
-    _SCOPES.append(None)
-    try: read[path] = file_hash(path)
-    finally: _SCOPES.pop()
+    with _scope(None): read[path] = file_hash(path)
 sys.addaudithook(_hear)
 
 # %% ../../nbs/00_basics/04_own_code.ipynb #c5140b29
@@ -100,17 +114,21 @@ def _telling(reader):
         return reader(path, *how, **more)
     return told
 
+_SILENT, _SILENT_LOCK = [], threading.Lock()           # safetensors' own reader, once for each scope that is open
+
 @contextmanager
 def reads(may_not:str="", scratch:bool=False):
     """A dictionary: path → hash of each file that is opened within it for a user's code. ValueError for one with
     `may_not`; `scratch`: without those that were written within it."""
-    _SCOPES.append(({}, set(), may_not, scratch))
-    silent = safetensors.safe_open
-    safetensors.safe_open = safetensors.torch.safe_open = _telling(silent)
-    try: yield _SCOPES[-1][0]
+    with _SILENT_LOCK:
+        _SILENT.append(_SILENT[0] if _SILENT else safetensors.safe_open)
+        safetensors.safe_open = safetensors.torch.safe_open = _telling(_SILENT[0])
+    try:
+        with _scope((read := {}, set(), may_not, scratch)): yield read
     finally:
-        safetensors.safe_open = safetensors.torch.safe_open = silent
-        _SCOPES.pop()
+        with _SILENT_LOCK:
+            silent = _SILENT.pop()
+            if not _SILENT: safetensors.safe_open = safetensors.torch.safe_open = silent
 
 # %% ../../nbs/00_basics/04_own_code.ipynb #2ab25d0d
 _PLACES = {"HOME", "PATH", "PWD", "USER", "TMPDIR", "MOE_REDISTRIBUTION_HOME"}

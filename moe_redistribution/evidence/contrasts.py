@@ -96,6 +96,7 @@ def _read_at(rows, c, null):
 
 POWERS = "powers of ten: a geometric mean, its spread and margin on the log10 scale"
 NO_LINE = "no row in a claims.csv"
+_READ_OFF = "the printed digits themselves", "the bar as it was read off"
 
 
 # %% ../../nbs/06_evidence/08_contrasts.ipynb #5ea50002
@@ -130,8 +131,7 @@ def number_row(rows:pd.DataFrame|Measured, p, c:Claim, protocol:str="paper", fin
     word = MEASURE if unlike else word
     needed = np.nan
     if word == "inconclusive" and n > 1: needed = seeds_beside(mean, sd, p.value, p.value_std, of, margin)
-    said, bar = v.reason, "the bar as it was read off"
-    if "read-off" in p.note: said = said.replace("the printed digits themselves", bar)
+    said = v.reason.replace(*_READ_OFF) if "read-off" in p.note else v.reason
     reasons = [f"interim: {n} of the {int(c.n)} seeds" * bool(early), unlike, said, POWERS * bool(log and n),
                f"compared with the finer print at {p.id}" * (p.id != own.id), *notes, c.note]
     if log: mean, lo, hi = 10**mean, 10**lo, 10**hi

@@ -150,7 +150,7 @@ def _with_lines(path:Path, lines:Sequence) -> str:
 
 # %% ../../nbs/06_evidence/03_planned.ipynb #925d26bd
 def planned_files(data:str|Path=None) -> dict:
-    "Table that planned contrasts add something to → its text then. `Faults` as `_planned_lines` and `_with_lines`."
+    "Table that planned contrasts add something to → its text then. `Faults` for lines that say something else."
     out = {}
     def add(path, lines):
         text = _with_lines(path, lines)

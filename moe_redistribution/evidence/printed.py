@@ -86,8 +86,8 @@ def study_lines(name:str, data:str|Path=None) -> pd.DataFrame:
 # %% ../../nbs/06_evidence/01_printed.ipynb #39274bea
 def _check_sum(path:str|Path) -> Path:
     "`path` as it is. ValueError if its bytes are not those that `SHA256SUMS` beside it has for its name."
-    want = dict(line.split()[::-1]
-                for line in of_clone(of_clone(path).parent / "SHA256SUMS").read_text().splitlines())[path.name]
+    sums = of_clone((path := of_clone(path)).parent / "SHA256SUMS").read_text().splitlines()
+    want = dict(line.split()[::-1] for line in sums)[path.name]
     if (got := hashlib.sha256(path.read_bytes()).hexdigest()) == want or AS_IT_LIES.get(): return path
     refuse(_path_in_clone(path), f"sha256 {want[:16]}", f"{got[:16]}, so the file was changed or cut short",
            "the committed file", f"git checkout -- {_path_in_clone(path)}")

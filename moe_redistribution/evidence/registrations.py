@@ -55,7 +55,7 @@ def _defines(row:dict) -> dict:
     return said
 
 def definition_hash(row:dict) -> str:
-    "First twelve digits of the SHA-256 of what `_defines` a line of `data/`."
+    "First twelve digits of the SHA-256 of what defines a line of `data/`, in a canonical form."
     return hashlib.sha256(json.dumps(_defines(row), sort_keys=True, separators=(",", ":")).encode()).hexdigest()[:12]
 
 # %% ../../nbs/06_evidence/04_registrations.ipynb #970230cc
@@ -174,7 +174,7 @@ def _pilots(data:str|Path=None) -> pd.DataFrame:
     return checked_table(paths, PILOTS, ["begins"], []) if paths else pd.DataFrame(columns=PILOTS)
 
 def seeds_seen(keys:Sequence, data:str|Path=None) -> dict:
-    "Key → seeds of its definition's own whose end somebody had seen before it was written, by `_pilots`."
+    "Key → seeds of its definition's own whose end somebody had seen before it was written, by `pilots.csv`."
     known = [(tuple(p.begins.split()), seed_list(p.seeds)) for p in _pilots(data).itertuples() if p.seeds]
     return {k: {s for begins, seeds in known if k.startswith(begins) for s in seeds} for k in keys}
 
@@ -254,7 +254,7 @@ def _every_registration(path:str|Path=None) -> pd.DataFrame:
 
 # %% ../../nbs/06_evidence/04_registrations.ipynb #0f00e042
 def registrations(path:str|Path=None) -> pd.DataFrame:
-    "The last registration of every (table, key, protocol), as `_every_registration` gives it."
+    "The last registration of every (table, key, protocol): COLUMNS, and `amended`, how many went before it."
     return _every_registration(path).drop_duplicates(KEY, keep="last").reset_index(drop=True)
 
 # %% ../../nbs/06_evidence/04_registrations.ipynb #cef5f6ef

@@ -79,13 +79,14 @@ def _unlearned_runs(root:str|Path=None) -> pd.DataFrame:
     return runs.query("first99_value <= .5") if "first99_value" in runs else runs.iloc[:0]
 
 def generalised_rows(rows:pd.DataFrame, root:str|Path=None) -> pd.DataFrame:
-    "Rows but those of `_unlearned_runs`: in a model that has no rule, nothing can be said of where it is."
+    """Rows but those of runs that never got more than half of their test pairs right: in a model that has no rule,
+    nothing can be said of where it is."""
     keys = ["condition", "stream", "seed"]
     return rows[~pd.MultiIndex.from_frame(rows[keys]).isin(pd.MultiIndex.from_frame(_unlearned_runs(root)[keys]))]
 
 # %% ../../nbs/06_evidence/07_selection.ipynb #77ce092f
 def learned_rows(rows:pd.DataFrame, root:str|Path=None) -> pd.DataFrame:
-    "Rows at `first99` once more, under the rule `learned`: without a value where the run is one of `_unlearned_runs`."
+    "Rows at `first99` once more, under the rule `learned`: without a value where the run learned no rule."
     own = rows[rows["rule"] == "first99"]
     return own.assign(rule="learned", value=own["value"].where(own.index.isin(generalised_rows(own, root).index)))
 

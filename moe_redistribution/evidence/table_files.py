@@ -191,7 +191,7 @@ def summed_files(root:str|Path=None) -> Iterator:
 # %% ../../nbs/06_evidence/05_table_files.ipynb #f3cbaa69
 def sum_of(name:str, data:bytes) -> str:
     """64 characters: the SHA-256 of a file. Of a notebook that says of no rows that it read them it is `#` and 63
-    digits of its `_outputs_hash`: its text may be mended, and `sha256sum -c` takes the line for a remark."""
+    digits of the hash of its outputs: its text may be mended, and `sha256sum -c` takes the line for a remark."""
     if name.endswith(".ipynb") and f'"{STORED}":'.encode() not in data: return "#" + _outputs_hash(data)[:63]
     return hashlib.sha256(data).hexdigest()
 

@@ -291,7 +291,7 @@ def _try_out(c:Condition):
 # %% ../../nbs/11_guard/03_rehearsal.ipynb #2492f279
 @cached_by_kind
 def rehearse(c:Condition):
-    """`_try_out`, in a process of its own, of a condition that has something of a user's, once. ValueError (expected,
+    """A look at a condition that has something of a user's, in a process of its own, once. ValueError (expected,
     got, fix) for what is wrong, and for a file that is read only now, so that its hash is in no key; a warning if there
     is no such process, so that nothing was looked at."""
     if not c.own: return

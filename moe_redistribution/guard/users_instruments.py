@@ -6,10 +6,11 @@
 __all__ = ['checked_rows']
 
 # %% ../../nbs/11_guard/04_users_instruments.ipynb #g39856ba
+from collections.abc import Callable
 from contextlib import suppress
 from copy import copy
 from dataclasses import replace
-from functools import wraps
+from functools import partial, wraps
 from unittest import mock
 import warnings
 
@@ -163,25 +164,28 @@ def _check_properties(of, once, params, given, seeds, how):
         with suppress(ValueError):                             # of one that cannot do with tokens which make no sense
             if said := look(): warnings.warn(f"{of}: {said}, or none if that is meant")
 
+# %% ../../nbs/11_guard/04_users_instruments.ipynb #g39856c1
+def _one_call(f:Callable, of:str, params, c, seeds, how:dict):
+    "The rows of one call of the instrument `of`; ValueError for changed weights, and rows that were not asked for."
+    if type(params) is dict: params = Trained(params, c, seeds)                                # it knows whose they are
+    weights, t = params if isinstance(params, dict) else {}, condition(c).get_task()
+    def held(): return seal_hash(weights | {"task's tokens": t.tokens, "task's targets": t.targets}, "")
+    before = held()
+    with users_code(of): got = f(params, c, seeds, **how)
+    if held() != before: refuse(of, "weights and examples as they were", "changed ones", fix="change a clone()")
+    check_rows(of, got, condition={str(c), condition(c).name}, seed=seeds, stream={how["stream"]},
+               rule={how["rule"], "training"})
+    if np.isfinite(got["value"].astype(float)).all(): return got
+    refuse(of, "finite numbers", "some that are not", fix="leave out rows of which there is no number")
+
 # %% ../../nbs/11_guard/04_users_instruments.ipynb #g5d7b9de
-def checked_rows(f:callable, name:str=None) -> callable:
+def checked_rows(f:Callable, name:str=None) -> Callable:
     """A user's instrument with all that is checked of it. ValueError (expected, got, fix) for rows that are not what
     was asked for, that depend on a seed's company or on chance, for weights that were changed, and for an error, with
     its line."""
     if hasattr(f, "checked"): return f
     of, seen = f"instrument {name or f.__name__}", set()
-    def once(params, c, seeds, how):
-        if type(params) is dict: params = Trained(params, c, seeds)                            # it knows whose they are
-        weights, t = params if isinstance(params, dict) else {}, condition(c).get_task()
-        def held(): return seal_hash(weights | {"task's tokens": t.tokens, "task's targets": t.targets}, "")
-        before = held()
-        with users_code(of): got = f(params, c, seeds, **how)
-        if held() != before: refuse(of, "weights and examples as they were", "changed ones", fix="change a clone()")
-        check_rows(of, got, condition={str(c), condition(c).name}, seed=seeds, stream={how["stream"]},
-                   rule={how["rule"], "training"})
-        if not np.isfinite(got["value"].astype(float)).all():
-            refuse(of, "finite numbers", "some that are not", fix="leave out rows of which there is no number")
-        return got
+    once = partial(_one_call, f, of)
     @wraps(f)
     def rows(params, c, seeds, stream="authors", rule="final", **how):
         how, seeds = dict(stream=stream, rule=rule) | how, [*map(int, seeds)]

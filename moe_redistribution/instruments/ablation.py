@@ -276,7 +276,7 @@ def ablation_rows(s:Subject, seeds:Sequence[int], edits:Sequence[str]=("zero", "
                   at_sites:Sequence[str]=MAIN_SITES, splits:dict=None, fine:bool=False,
                   **labels) -> pd.DataFrame:
     """Rows of a population (s = len(seeds)): unablated, and each site under each replacement (§3, App. B). `labels`:
-    stream, rule, step and any other row column; `splits` as in `_score_rows`. `MAIN_SITES` stand for `main_sites`.
+    stream, rule, step and any other row column; `splits`: name → mask (s, n). `MAIN_SITES` stand for `main_sites`.
     `fine` adds each head and expert, and digits on the model's own prefix. ValueError without a site."""
     s.check(seeds)
     here, labels = _asked_sites(s, at_sites), dict(condition=s.name) | labels

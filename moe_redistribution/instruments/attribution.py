@@ -66,7 +66,7 @@ def _coarse_terms(terms:dict) -> dict:
 def attention_share(terms:dict) -> torch.Tensor:
     """|attn| / (|attn| + |ffn|) of each prediction, (s, n, read), as in the paper (Fig. 8, 10); the embedding is left
     out. With several layers, of what all their attention and all their FFNs write. `terms`: of the split "component",
-    or `_coarse_terms`; ValueError for others."""
+    or these summed to embed, attn_out and ffn_out; ValueError for others."""
     inner = {n.rpartition(".")[2] for n in terms}
     _of_split(terms, "attn_out" in inner and inner <= {"embed", "attn_out", "ffn_out"}, "attention_share",
               '"component"')
@@ -94,7 +94,7 @@ def rank1_share(by_rank:torch.Tensor):
 def attribution_rows(params:dict, c:str|Condition, seeds:Sequence[int], freeze_norm:bool=True,
                      **labels) -> pd.DataFrame:
     """Rows of a population: metrics logit and logit_centred of every part (unit), attn_share and attn_share_centred,
-    and rank_logit and rank1_share of heads by rank (R1 …), raw as in the paper and `_centred`."""
+    and rank_logit and rank1_share of heads by rank (R1 …), raw as in the paper and `centred`."""
     c, out = check_population(params, c, seeds), []
     t, labels = c.get_task(), dict(condition=c.name) | labels
     for tail in ("", "_centred"):

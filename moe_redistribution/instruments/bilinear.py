@@ -132,7 +132,7 @@ def _redrawn_factors(gate:torch.Tensor, up:torch.Tensor, down:torch.Tensor, c:Co
 def scores(gate:torch.Tensor, up:torch.Tensor, down:torch.Tensor, reads:dict, W_U:torch.Tensor, k:int=10) -> dict:
     """Numbers (s,) of a tensor by reader, means over experts. `reads`: reader → two (s, 1, p, d); `W_U` (s, d, v).
     concentration (folded, ceiling 1), concentration_paper (half of it), sum_share_top: means over k strongest tables,
-    with `_symmetric` those of (T + Tᵀ)/2. sum_share: of the whole tensor, σ²-weighted; _logits: as logits see it. nan
+    with `symmetric` those of (T + Tᵀ)/2. sum_share: of the whole tensor, σ²-weighted; logits: as logits see it. nan
     where a reader finds nothing that depends on both a and b."""
     seen = down @ (W_U - W_U.mean(-1, keepdim=True))[:, None].to(down)
     tables = {which: _top_singular(gate, up, down, k, bool(which))[1] for which in ("", "_symmetric")}

@@ -125,7 +125,7 @@ def _neuron_waves(params:dict, c:Condition) -> dict:
 def progress(params:dict, c:Condition, keys:torch.Tensor=None) -> dict:
     """Progress measures (s,) of modular addition, a measure for `training.evaluate`. full_loss, restricted_loss,
     excluded_loss on all pairs, n_keys, sum_share, Gini coefficients, weight norms, and with one layer that has an FFN
-    what `_neuron_waves` says of its neurons."""
+    how much of each neuron is one wave."""
     c = check_modular(c, "progress")
     logits = _pair_logits(params, c)
     parts = _split_losses(logits, keys)

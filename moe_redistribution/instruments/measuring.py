@@ -43,7 +43,7 @@ def stack(runs:Sequence[Run], rule:str):
 # %% ../../nbs/04_instruments/21_measuring.ipynb #d94bd8bf
 def measure(runs:Sequence[Run], name:str, rules:Sequence[str], stream:str, rows:Callable=ablation_of,
             **how) -> pd.DataFrame:
-    """Rows of some runs of one condition and stream at each rule; `rows` as in `instruments.Instrument`. ValueError as
+    """Rows of some runs of one condition and stream at each rule; `rows` as `instrument` takes it. ValueError as
     `guarded` where they are not what was asked for."""
     out, rows = [pd.DataFrame(columns=list(ROW_COLUMNS))], guarded(rows)
     for rule in rules:

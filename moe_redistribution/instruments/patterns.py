@@ -79,7 +79,7 @@ def _query_mask(t:Task, numbers:Sequence[int]=None, stratum:str="all",
 @opens
 def mean_pattern(s:Subject, numbers:Sequence[int]=None, stratum:str="all",
                  protocol:str="audited", weighted:bool=False):
-    "Mean attention (s, head, query, key) over the chosen examples (Fig. 13; see `_query_mask` and `patterns`)."
+    "Mean attention (s, head, query, key) over the chosen examples (Fig. 13; see `patterns`)."
     which = _query_mask(s.task, numbers, stratum, protocol)
     return _mean_over_counted(patterns(s, which.any(1).nonzero()[:, 0], weighted), which[which.any(1)])
 

@@ -82,7 +82,7 @@ def tabled_gates(cells:torch.Tensor, k:int=1) -> dict:
     def edit(g):
         if g.shape[1:3] != cells.shape:
             refuse("tabled", f"gates at {tuple(cells.shape)} (n, read)", tuple(g.shape[1:3]),
-                   fix="forward with read_only, or use `_rerouted_answers`")
+                   fix="forward with read_only, or use `ablate`")
         total = g.new_zeros(len(g), n_codes(flat), g.shape[-1]).index_add_(1, flat, g.flatten(1, 2))
         mean = total / flat.bincount(minlength=1).clamp(min=1)[:, None]
         kept, at = mean.topk(k, dim=-1)
@@ -103,7 +103,7 @@ def routes_held(params:dict, c:str|Condition, edits:dict):
     them. Raises ValueError for a dense model, and for edits of the gates themselves."""
     c, out = check_routed(params, c), []
     if own := {*ROUTER_SITES} & {u.removeprefix("L0.") for u in edits}:
-        refuse("routes_held", "edits that leave the gates alone", f"one of {own.pop()}", fix="use `_rerouted_answers`")
+        refuse("routes_held", "edits that leave the gates alone", f"one of {own.pop()}", fix="use `ablate`")
     made = combine_edits(c, edits)
     look = made.get("gates", lambda g: g)           # an expert's edit looks at the gates that pass: here, at those held
     n = len(params["W_E"])

@@ -73,8 +73,8 @@ def rms_length(x:torch.Tensor, here:torch.Tensor=None):
 
 # %% ../../nbs/04_instruments/10_speed.ipynb #b02371c9
 def speed(before:dict, after:dict, c:str|Condition, at:Sequence[str]=None, tokens:torch.Tensor=None) -> dict:
-    """Component → form → RMS movement (s,) between two populations of one condition; `at`: some of `_components`.
-    Forms: own, total (and kept), each also `_centred`; size, of the output before. An expert: own, over its tokens (nan
+    """Component → form → RMS movement (s,) between two populations of one condition; `at`: some of these.
+    Forms: own, total (and kept), each also `centred`; size, of the output before. An expert: own, over its tokens (nan
     if it has none). Raises ValueError for an unknown component, an expert of a dense FFN, unequal populations."""
     c, S = condition(c), len(before["W_E"])
     fix = None if c.routed else "use another; a dense FFN has no experts to take apart"

@@ -109,12 +109,11 @@ class Population(Subject):
         return predict(self.params, self.condition, edits,
                        tokens if tokens is None else self.all_or_any(tokens), self.finite)
     def all_or_any(self, tokens:torch.Tensor):
-        """`tokens` as they are. ValueError for some of the task's where a router's gates depend on what stands beside
-        an input."""
-        if (not self.condition.routing.by_batch
-                or (n := len(tokens.reshape(-1, *tokens.shape[-2:])[0].unique(dim=0)))
-                == len(self.task) == tokens.shape[-2]):
-            return tokens
+        """`tokens` (n, t), or (s, n, t), as they are. ValueError where a router's gates depend on what stands beside an
+        input, and a member gets only some of the task's."""
+        if not self.condition.routing.by_batch: return tokens
+        n = min(len(each.unique(dim=0)) for each in (tokens if tokens.ndim == 3 else tokens[None]))
+        if n == len(self.task) == tokens.shape[-2]: return tokens
         refuse(self.name,
                f"all {len(self.task):,} inputs of {self.task.name}, "
                "since its experts choose among those that they are given",

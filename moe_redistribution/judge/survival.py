@@ -110,7 +110,7 @@ def two_arms(slow:np.ndarray|Sequence, fast:np.ndarray|Sequence, cutoff:float=No
     return dict(logrank_p=float(p), mann_whitney_U=printed["U"], mann_whitney_p=printed["p"])
 
 # %% ../../nbs/05_judge/02_survival.ipynb #6dfaff2b
-def survival_table(times:dict, until:float=None) -> pd.DataFrame:
+def survival_table(times:pd.DataFrame, until:float=None) -> pd.DataFrame:
     "`survival` of every condition and stream of `times` (from `time_to`, `run_times`), with one end for all."
     arms = times.groupby(RUN[:2])
     waiting = [arm["time"].max() for _, arm in arms if not arm["reached"].all()]
@@ -118,7 +118,7 @@ def survival_table(times:dict, until:float=None) -> pd.DataFrame:
     return pd.DataFrame([dict(zip(RUN[:2], key)) | survival(arm["time"], arm["reached"], until) for key, arm in arms])
 
 # %% ../../nbs/05_judge/02_survival.ipynb #f1ae9cb1
-def draw_survival(times:dict, hue=None, names:Callable=None, ax=None):
+def draw_survival(times:pd.DataFrame, hue=None, names:Callable=None, ax=None):
     "Kaplan-Meier curves by condition: dots for events, ticks for runs cut short. `hue`, `names`: of a condition."
     import matplotlib.pyplot as plt
     ax = ax or plt.subplots(figsize=(6, 3), layout="constrained")[1]

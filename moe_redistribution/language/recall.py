@@ -358,8 +358,8 @@ def _sets_to_path(alice:torch.Tensor, bob:torch.Tensor) -> torch.Tensor:
 # %% ../../nbs/08_language/02_recall.ipynb #8004718b
 def length2_path(n_vertices:int, count:int, seed:int|str, side:str=None) -> tuple:
     """The length-2 path problem (definition 3.1): tokens (count, 2r + 1) and labels (count,), int64, 1 if a vertex
-    joins s and d. r = n_vertices - 2: s and d do not count. `side`: see `_disjoint_sets`. ValueError for fewer than 4
-    vertices or an odd count."""
+    joins s and d. r = n_vertices - 2: s and d do not count. `side`: `train` or `test`, which share no pair of sets.
+    ValueError for fewer than 4 vertices or an odd count."""
     if n_vertices < 4: refuse("vertices", "4 or more: s, d and two between", n_vertices, 4, "n_vertices=4")
     alice, bob, meet = _disjoint_sets(n_vertices - 2, count, seed, side)
     return _sets_to_path(alice, bob), meet

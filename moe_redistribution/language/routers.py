@@ -249,6 +249,16 @@ def _layers_with_routers(model:torch.nn.Module) -> dict:
     maps = [n.removesuffix(".weight") for n in router_names(model) if n.endswith(".weight")]
     return {int(re.findall(r"\.(\d+)\.", n)[0]): n for n in [*maps, *own]}
 
+def _maps_to_replace(model:torch.nn.Module, layers:Sequence[int]=None) -> dict:
+    "`_layers_with_routers` of `layers`, or of all; ValueError for one without a map that another could begin as."
+    there = _layers_with_routers(model)
+    if not there: refuse("model", "routers, to take their place", model.config.model_type, "qwen3_moe", "add experts")
+    for l in (layers := sorted(there) if layers is None else [*layers]):
+        choose("layer with a router", l, sorted(there))
+        if not hasattr(model.get_submodule(there[l]), "weight"):
+            refuse(f"router of L{l}", "a map", "a table", fix="put the table in after the map")
+    return {l: there[l] for l in layers}
+
 # %% ../../nbs/08_language/05_routers.ipynb #8a1ab9ec
 def put_router(model:torch.nn.Module, word:str, seed:int=0, layers:Sequence[int]=None, **choices) -> torch.nn.Module:
     """The same model with a router of `OWN_ROUTERS` in the place of its own, in `layers` (all that have one); maps that
@@ -258,21 +268,16 @@ def put_router(model:torch.nn.Module, word:str, seed:int=0, layers:Sequence[int]
     weights of experts a family has besides (a factor, a bias that balances) goes. ValueError for another word, layer or
     choice, a dense model, a layer whose own router is a table, from which no map can begin, and a family whose experts
     are not called by scores, weights and numbers: it keeps its routers."""
-    cls, there = OWN_ROUTERS[choose("router", word, list(OWN_ROUTERS))], _layers_with_routers(model)
-    if not there: refuse("model", "routers, to take their place", model.config.model_type, "qwen3_moe", "add experts")
+    cls, there = OWN_ROUTERS[choose("router", word, list(OWN_ROUTERS))], _maps_to_replace(model, layers)
     known = [n for n in inspect.signature(cls.hold).parameters if n not in ("self", "W", "d_vocab", "T")]
     for n in choices: choose(f"choice of {word}", n, known)
     c, heard = model.config, _Heard()
-    for l in (layers := sorted(there) if layers is None else [*layers]): choose("layer with a router", l, sorted(there))
-    for l in layers:
-        if not hasattr(model.get_submodule(there[l]), "weight"):
-            refuse(f"router of L{l}", "a map", "a table", fix="put the table in after the map")
     if not (k := getattr(c, "num_experts_per_tok", None)):
         refuse(f"model {c.model_type}", "num_experts_per_tok in its config", "none", "qwen3_moe", "another family")
     hooks = [model.get_input_embeddings().register_forward_pre_hook(heard.hear),
              model.base_model.register_forward_pre_hook(heard.begin, with_kwargs=True)]
-    gates = {there[l]: model.get_submodule(there[l]) for l in layers}
-    for l, (name, gate) in zip(layers, gates.items()):
+    gates = {name: model.get_submodule(name) for name in there.values()}
+    for l, (name, gate) in zip(there, gates.items()):
         model.set_submodule(name, cls(gate, k, heard, c.vocab_size, c.max_position_embeddings, l, seed, **choices))
     try: _goes(model)
     except Exception as e:

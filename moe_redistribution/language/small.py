@@ -60,7 +60,7 @@ def _small_config(family:str, d_vocab:int, **sizes):
 def small_model(family:str, d_vocab:int, seed:int, experts=None, attention:str="sdpa", **sizes):
     """(model, config): a causal language model of a family in `SIZE_NAMES`, with weights that depend on `seed` only.
     `experts`, `attention`: which of transformers' implementations computes them (default: `grouped_mm`, or `eager` if a
-    width is no multiple of 8). Errors as `_small_config`."""
+    width is no multiple of 8). ValueError for another family or size, and for sizes that do not fit together."""
     config = _small_config(family, d_vocab, **sizes)
     if "E" in SIZE_NAMES[family]:
         fits = not (config.hidden_size % 8 or getattr(config, SIZE_NAMES[family]["h"]) % 8)

@@ -220,7 +220,7 @@ def train_language(model:torch.nn.Module, batches:Callable, steps:int, lr:float=
     which gives a number, or several by name.
 
     `batches(step)`: windows (n, T + 1); `loss_of(logits, tokens)`: a scalar; `after_backward(model, step)` may change
-    gradients; `choices`: of a `_LanguageRecipe`. None if the desk's time is over: its state is kept, and the same call
+    gradients; `choices`: `lr`, `warmup` … None if the desk's time is over: its state is kept, and the same call
     goes on from it. A loss that is not finite ends the training; the last row says so. ValueError before any work."""
     for c in choices: choose("choice", c, [f.name for f in fields(_LanguageRecipe)])
     training = _LanguageTraining(model, _LanguageRecipe(steps, lr, **choices), loss_of, after_backward)

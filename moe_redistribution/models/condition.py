@@ -189,6 +189,15 @@ _BODY = re.compile(r"(?P<ffn>[a-z_]+)(?:-e(?P<n_experts>\d+)k(?P<top_k>\d+))?-h(
 
 def _bad(name, expected, got, fix): refuse(f"condition {name!r}", expected, got, fix=fix)
 
+def _read_task(name, head):
+    "The task of a name, which has a recipe, and what stands after it, before the first `+`."
+    task, slash, body = head.partition("/")
+    if not slash: _bad(name, _SHAPE, "no '/'", "start with a task, for example add7/")
+    if task in TASKS and task not in RECIPES:
+        like = "modadd" if get_task(task).modulus else "add7"
+        refuse(f"task {task}", "a recipe", "none", fix=f'register("recipe", "{task}", dict(RECIPES["{like}"], …))')
+    return choose("task", task, list(RECIPES), "use a valid task, or --import the file that registers it"), body
+
 def _read_body(name, body):
     "Fields that stand before the first `+`."
     if body == "no_ffn": return dict(ffn="no_ffn", n_experts=1, top_k=1, d_mlp=0, activation="none")
@@ -367,12 +376,7 @@ def condition(
         _bad(text, "events after an @", "the spelling of before", f"write {today}")
     said, *events = text.split("@")
     head, *options = said.split("+")
-    task, slash, body = head.partition("/")
-    if not slash: _bad(name, _SHAPE, "no '/'", "start with a task, for example add7/")
-    if task in TASKS and task not in RECIPES:
-        like = "modadd" if get_task(task).modulus else "add7"
-        refuse(f"task {task}", "a recipe", "none", fix=f'register("recipe", "{task}", dict(RECIPES["{like}"], …))')
-    choose("task", task, list(RECIPES), "use a valid task, or --import the file that registers it")
+    task, body = _read_task(name, head)
     got = _read_body(name, body)
     chosen = _read_options(name, options, got["ffn"])
     rest = _defaults(task, got["ffn"], chosen.get("freeze", "")) | chosen

@@ -86,7 +86,7 @@ def of_members(edits:dict, at:slice|Sequence, of:int) -> dict:
 # %% ../../nbs/02_models/01b_edits.ipynb #0a341f25
 def apply_edit(how:Callable|Tensor, x:torch.Tensor, own:_Own=None):
     """What an edit makes of an activation x: a function's answer, or the tensor that it is, repeated to the shape of x.
-    ValueError for a function that is seen, by `_check_alike`, not to treat all members alike."""
+    ValueError for a function that is seen not to treat all members alike."""
     if isinstance(how, Tensor): return _repeated(own(how) if own else how, x)
     out = _answer(how, x, own)
     if isinstance(own, _Own) and isinstance(out, Tensor) and not isinstance(how, PerMember): _check_alike(how, x, own)

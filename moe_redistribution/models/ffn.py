@@ -157,7 +157,7 @@ def _affine(x:torch.Tensor, w:torch.Tensor, b:torch.Tensor=None):
 
 # %% ../../nbs/02_models/04_ffn.ipynb #551b7a8d
 class Dense(torch.autograd.Function):
-    "`_affine` and its gradient, but for dw, where MKL is as fast."
+    "An affine map and its gradient, but for dw, where MKL is as fast."
     @staticmethod
     def forward(ctx:object, x:torch.Tensor, w:torch.Tensor, b:torch.Tensor):
         ctx.save_for_backward(x, w)

@@ -323,6 +323,13 @@ class SaliencySums:
         self.sums[:, self.names[site]] += one.cpu()
 
 # %% ../../nbs/09_opened/17_audit.ipynb #d0eefdfd
+def _empty_sums(plan, S:int) -> dict:
+    "Zeros to add to, by key of the plan and by stretch of the text, of which there are S."
+    zeros = partial(torch.zeros, dtype=torch.float64)
+    return dict(effect=zeros(len(plan.keys), S), beside=zeros(plan.own, S), null=zeros(plan.own, S), loss=zeros(S),
+                n=torch.zeros(S, dtype=torch.int64), spent=zeros(1), whole=zeros(plan.s.n_layers),
+                saliency=zeros(len(SALIENCIES), len(plan.experts)))
+
 def _audit_batch(plan, state, whole, group, first, n, say):
     "Adds one batch, whose first window has the number `first` of n, to the sums in `state`."
     windows = torch.arange(first, first + len(group))
@@ -382,30 +389,23 @@ def audit(
     as large. Also `loss`, `saliency` of experts, `passes` (how many passes over the text it took) and `whole_pass` for
     layers without a shared beginning. ValueError for what the model has not got."""
     windows = windows_asked(s, text, tokenize, context, batch, tokens)
-    n = sum(1 for _ in windows())
-    plan = audit_plan(s, n, units, edits, every, n_sets)
-    asked = dict(units=[u.name for u, _ in plan.keys], edits=edits, every=plan.every, batch=batch)
-    key = part and model_key(s.model, s.name, text, windows=windows_digest(windows()), **asked,
-                             opened=[s.pad, s.family])
-    S, K, zeros = min(n, STRETCHES), len(plan.keys), partial(torch.zeros, dtype=torch.float64)
+    plan = audit_plan(s, n := sum(1 for _ in windows()), units, edits, every, n_sets)
+    asked = dict(units=[u.name for u, _ in plan.keys], edits=edits, every=plan.every, batch=batch,
+                 windows=windows_digest(windows()), opened=[s.pad, s.family])
+    key = part and model_key(s.model, s.name, text, **asked)
     if needed := plan.needs(): plan.means = site_means(s, in_groups(windows(), batch), needed)
-    state = dict(effect=zeros(K, S), beside=zeros(plan.own, S), null=zeros(plan.own, S), loss=zeros(S),
-                 n=torch.zeros(S, dtype=torch.int64), spent=zeros(1), whole=zeros(s.n_layers),
-                 saliency=zeros(len(SALIENCIES), len(plan.experts)))
-    whole = {}
+    state, whole = _empty_sums(plan, min(n, STRETCHES)), {}
     def add(i, group): _audit_batch(plan, state, whole, group, i * batch, n, say)
-    summed_over_text(in_groups(windows(), batch), add, state, part, key)
-    state["spent"] += bool(needed) * n * s.n_layers
-    return _audit_rows(plan, state, s.name, n)
+    return _audit_rows(plan, summed_over_text(in_groups(windows(), batch), add, state, part, key), s.name, n)
 
 # %% ../../nbs/09_opened/17_audit.ipynb #6baefbdc
 def _audit_rows(plan, state, name, n) -> pd.DataFrame:
     of, every, to = dict(condition=name), torch.arange(n), torch.tensor([stretch_of(w, n) for w in range(n)])
     drawn = torch.stack([to[plan.drawn_in(k, every)].bincount(minlength=min(n, STRETCHES)) for k in range(plan.own)])
     seeds, counts = range(len(state["n"])), state["n"]
-    effect = state["effect"] / counts
+    effect, spent = state["effect"] / counts, state["spent"].item() + bool(plan.means) * n * plan.s.n_layers
     out = [rows(state["loss"] / counts, seeds, metric="loss", n_examples=counts.tolist(), **of),
-           rows([state["spent"].item() / n / plan.s.n_layers], [0], metric="passes", n_examples=n, **of)]
+           rows([spent / n / plan.s.n_layers], [0], metric="passes", n_examples=n, **of)]
     out += [rows([1], [0], site=f"L{l}", metric="whole_pass", **of) for l in state["whole"].nonzero()[:, 0].tolist()]
     for k, (u, how) in enumerate(plan.keys[:plan.own]):
         here = dict(site=u.name, edit=how, metric="effect", **of)

@@ -29,7 +29,7 @@ def _dense_weight(module:torch.nn.Module, what:str, dtype:torch.dtype):
 
 # %% ../../nbs/09_opened/08_decomposition.ipynb #10540cf2
 def linear_weight(module:torch.nn.Module, what:str, dtype:torch.dtype):
-    "`_dense_weight` of a module that is its matrix and a bias alone, as is tried. ValueError for one with an adapter."
+    "Weight (out, in) of a module that is its matrix and a bias alone, as is tried. ValueError for one with an adapter."
     W, bias = _dense_weight(module, what, dtype), getattr(module, "bias", None)
     draw = torch.randn(4, W.shape[1], generator=torch.Generator().manual_seed(0)).to(module.weight)
     said = module(draw) - (0 if bias is None else bias)

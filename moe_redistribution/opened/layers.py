@@ -242,12 +242,10 @@ def _attention_parts(calls:Sequence, heard:dict) -> dict:
     return parts | dict(absent=dict.fromkeys(("v", "pattern"), "its output is not its pattern times its values"))
 
 # %% ../../nbs/09_opened/06_layers.ipynb #2d0bb47a
-def _is_or_within(inner, outer): return inner is outer or _within(inner, outer)
-
 def _roles(stream, calls, parts):
     "Which of the calls that sum to the stream is attention's or another mixer's, which the FFN's or beside it."
     of = {c.module: c for c in calls}
-    has = lambda name, c: parts.get(name) is not None and _is_or_within(of[parts[name]], c)
+    has = lambda name, c: (m := parts.get(name)) is not None and (of[m] is c or _within(of[m], c))
     if len(stream) == 1:
         one, = stream
         mixes = not has("experts", one) and (has("attn", one) or _looks_at_others(one))
@@ -272,7 +270,7 @@ def _reader(calls, mixer, scale):
     return min(after, key=lambda c: c.depth, default=None)
 
 # %% ../../nbs/09_opened/06_layers.ipynb #b443e30e
-def _layer_of(calls:Sequence, heard:dict, family, config:torch.nn.Module) -> Layer:
+def _layer_of(calls:Sequence, heard:dict, family, config) -> Layer:
     "The `Layer` that a record of one layer's `calls` shows; `heard`: what its attention said of itself."
     whole = calls[-1]
     scale = getattr(config, family.scale, 1.) if isinstance(family.scale, str) else family.scale

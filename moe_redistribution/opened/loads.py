@@ -377,7 +377,9 @@ def _best_matching(table:torch.Tensor):
 
 # %% ../../nbs/09_opened/15_loads.ipynb #2c389fdb
 def _comparison_rows(state, l, name) -> list:
-    "Row frames of the sums of layer l of two models."
+    "Row frames of the sums of layer l of two models. ValueError where no token counted."
+    if f"{l} n" not in state:
+        refuse("text", "tokens that count", "padding and special tokens alone", fix="another text")
     get = lambda what: state[f"{l} {what}"]
     n, places, E = int(get("n")), get("places").max().item(), len(get("own table"))
     of = dict(condition=name, site=f"L{l}.routes", n_examples=n)
@@ -404,6 +406,16 @@ def _add_divergence(state:dict, logits_a:torch.Tensor, logits_b:torch.Tensor, ta
         each = torch.stack([-p.gather(1, y)[:, 0], -q.gather(1, y)[:, 0], (p.exp() * (p - q)).sum(1)])
         state["lost"][:, stretch] += (each * on).sum(1).double().cpu()
         state["tokens"][stretch] += int(on.sum())
+
+def _compare_batch(state:dict, a:LanguageModel, b:LanguageModel, group:torch.Tensor, tokenize:Callable, seed:int,
+                   at:Sequence[int]):
+    "Adds one batch of windows (b, T + 1), routes and answers. `seed`: of the null's order; `at` (b): their stretches."
+    (p, of_a), (q, of_b) = (_own_routes(s, group[:, :-1], routers_of(a)) for s in (a, b))
+    counts = _counted_tokens(a, group[:, :-1], tokenize).flatten()
+    order = torch.randperm(int(counts.sum()), generator=torch.Generator().manual_seed(seed))
+    to = torch.tensor(at).repeat_interleave(group.shape[1] - 1)
+    for l in of_a if counts.any() else (): _add_comparison(state, l, of_a[l], of_b[l], counts, order, to)
+    _add_divergence(state, p, q, group[:, 1:], a.real(group[:, 1:]), at)
 
 # %% ../../nbs/09_opened/15_loads.ipynb #54f50e9a
 def _check_same_text(a:LanguageModel, b:LanguageModel, windows_a:torch.Tensor, windows_b:torch.Tensor):
@@ -445,22 +457,12 @@ def compare_routes(
     _check_same_text(a, b, windows, lambda: windows_asked(b, text, tokenize_b or tokenize, context, batch, tokens)())
     n, own, sides = sum(1 for _ in windows()), routers_of(a), [_computed_by(s) for s in (a, b)]
     name = ":".join(s.name + f"@{how}" * (sides[0] != sides[1]) for s, how in zip((a, b), sides))
-    asked = windows_digest(windows()), batch, sides, a.pad, a.family, b.pad, b.family, [
-        *getattr(tokenize, "specials", [])]
-    key = part and model_key(a.model, name, text, asked=asked, other=model_key(b.model, b.name, text))
-    S = min(n, STRETCHES)
+    key = part and model_key(a.model, name, text, other=model_key(b.model, b.name, text), asked=(windows_digest(
+        windows()), batch, sides, a.pad, a.family, b.pad, b.family, [*getattr(tokenize, "specials", [])]))
+    S, to = min(n, STRETCHES), [stretch_of(w, n) for w in range(n)]
     state = dict(lost=torch.zeros(3, S, dtype=torch.float64), tokens=torch.zeros(S, dtype=torch.int64))
-    def add(i, group):
-        (p, of_a), (q, of_b) = (_own_routes(s, group[:, :-1], own) for s in (a, b))
-        counts = _counted_tokens(a, group[:, :-1], tokenize).flatten()
-        order = torch.randperm(int(counts.sum()), generator=torch.Generator().manual_seed(i))
-        at = [stretch_of(i * batch + j, n) for j in range(len(group))]
-        to = torch.tensor(at).repeat_interleave(group.shape[1] - 1)
-        for l in own if counts.any() else (): _add_comparison(state, l, of_a[l], of_b[l], counts, order, to)
-        _add_divergence(state, p, q, group[:, 1:], a.real(group[:, 1:]), at)
+    def add(i, group): _compare_batch(state, a, b, group, tokenize, i, to[i * batch:][:batch])
     summed_over_text(in_groups(windows(), batch), add, state, part, key, _tokens_told(say, batch * context))
-    if f"{own[0]} n" not in state:
-        refuse("text", "tokens that count", "padding and special tokens alone", fix="another text")
     return tidy([f for l in own for f in _comparison_rows(state, l, name) + _change_rows(state, l, name)]
                 + _divergence_rows(state, name))
 

@@ -52,7 +52,7 @@ def _openness(P:torch.Tensor, G:torch.Tensor) -> torch.Tensor:
     return (P * G.sigmoid()).sum(-1) / P.sum(-1)
 
 def open_under_gate(seen, l:int=None, at=None):
-    "`_openness` (b, h, i) of what a listener sees of a layer under a soft gate; a measure for `attention_means`."
+    "Openness (b, h, i) of what a listener sees of a layer under a soft gate; a measure for `attention_means`."
     return _openness(seen.A.softmax(-1), seen.G.masked_fill(seen.hidden, 0.))
 
 def efficiency(random:float, gate:float, oracle:float):
@@ -95,8 +95,8 @@ def gate_measures(gates, k:int, source=None) -> dict:
 # %% ../../nbs/09_opened/22_masks.ipynb #f69542d5
 def attention_rows(model:torch.nn.Module, tokens:torch.Tensor, ks:Sequence[int], seeds:Sequence[int], source=None,
                    **labels) -> pd.DataFrame:
-    """Rows of every layer and head: `mass` and, with a `source`, `_source_kept` by attention itself, for each k in `ks`
-    (stratum); `_entropy_ratio`; under soft gates `_openness`."""
+    """Rows of every layer and head: `mass` and, with a `source`, `source_kept` by attention itself, for each k in `ks`
+    (stratum); `entropy_ratio`; under soft gates `openness`."""
     own = {"entropy_ratio": lambda seen, l, at: _entropy_ratio(seen.pattern)}
     for k in ks:
         own[f"mass k={k}"] = lambda seen, l, at, k=k: _mass_in_top(seen.pattern, k)

@@ -87,7 +87,7 @@ class LanguageModel(TextSubject):
 
     def run(self, tokens:torch.Tensor, edits:dict=None, sink:dict=None, read_only:bool=False, grad:bool=False):
         """Logits (1, b, t, v) of tokens (b, t); with `grad` they and what the sink keeps have a graph, in which
-        whatever is kept stands on the way to the logits: what does not (`_no_way`) is left out. RuntimeError if the
+        whatever is kept stands on the way to the logits: what does not is left out. RuntimeError if the
         parts of a block do not sum to its output, or a part is no longer the model's; ValueError for tokens that the
         model has no place for, a site that the pass does not reach, what is not finite, and a gradient by what has
         none."""

@@ -44,7 +44,10 @@ class TextSubject(Layered):
         `more`: `SAYS_BY` of transformers' GenerationConfig, such as do_sample=True; with num_return_sequences=n the
         rows of a prompt are n, one after another. ValueError for edits not of one token at a time, and texts that do
         not fit."""
-        tokens, made = _prompts(tokens).to(self.device), combine_edits(self, edits := edits or {})
+        if not (isinstance(tokens, torch.Tensor) and tokens.ndim == 2):
+            refuse("prompts", "a tensor of tokens (b, t)", tuple(getattr(tokens, "shape", ())) or type(tokens).__name__,
+                   fix="torch.tensor(tokenize(text))[None]")
+        tokens, made = tokens.to(self.device), combine_edits(self, edits := edits or {})
         check_hooks(self.model), _check_one_token(edits, made), check_tokens_of(self.model, tokens)
         prompt, mask = _left_padded(tokens, self.real(tokens))
         if new < 1 or not mask.any(1).all(): refuse("generate", "prompts with a token, and new ones", f"{new} new", 1)
@@ -116,11 +119,6 @@ def _check_one_token(edits:dict, sites:Sequence[str]):
                "zero for a head", "edit z, a head or attn_out")
 
 # %% ../../nbs/09_opened/10_reading.ipynb #0924f969
-def _prompts(tokens):
-    if isinstance(tokens, torch.Tensor) and tokens.ndim == 2: return tokens
-    refuse("prompts", "a tensor of tokens (b, t)", tuple(getattr(tokens, "shape", ())) or type(tokens).__name__,
-           fix="torch.tensor(tokenize(text))[None]")
-
 def _left_padded(tokens, real):
     "Prompts with their padding before them, as transformers wants it, and the mask of the others; (b, t) each."
     order = real.int().argsort(dim=1, stable=True)
@@ -307,7 +305,7 @@ class _Shards:
 # %% ../../nbs/09_opened/10_reading.ipynb #f374b360
 @patch
 def save(self:TextSubject, sites:Sequence[str], folder:str|Path, tokens:torch.Tensor|Iterable, most:int=1 << 28,
-         dtype:str=None, edits:dict=None, say:Callable=None) -> dict:
+         dtype:torch.dtype=None, edits:dict=None, say:Callable=None) -> dict:
     """Keeps `sites` of a pass over `tokens` (n, t), or over an iterable of batches, in a folder; gives its index.
     Shards have up to `most` bytes; `dtype` to keep numbers in another type; `edits`: words, such as {"L3.E7": "zero"}.
     `say(text)` is told how far it is. It goes on where it was stopped. ValueError for a folder of something else or of

@@ -156,6 +156,30 @@ def _of_model(s:LanguageModel, found:pd.DataFrame, what:str) -> pd.DataFrame:
     refuse(what, f"rows of {s.name}", ", ".join(map(str, found["condition"].unique()[:3])) or "none",
            fix="rows of this model")
 
+# %% ../../nbs/09_opened/20_removal.ipynb #a7c4e0d1
+def _removed_sets(score:dict, experts:dict, share:float, draws:int) -> dict:
+    "(score, unit, stratum of its rows) → names of a set: the lowest by each score, and draws that are like them."
+    g = torch.Generator().manual_seed(0)
+    sets = {(kind, "", "all"): _lowest(v, experts, share) for kind, v in score.items()}
+    asked = {("random", "same size"): (None, [*sets.values()])} | {
+        (kind, "same load"): (own, [own]) for (kind, *_), own in sets.items()}
+    for what, (like, but) in asked.items():
+        each = _random_sets(draws, experts, share, g, like, score["load"], but)
+        sets |= {(*what, f"draw {i}"): one for i, one in enumerate(each)}
+    return sets
+
+def _cost_rows(s:LanguageModel, held:Sequence, sets:dict, batch:int, say:Callable) -> list:
+    "Row frames of what windows that chose no set lose without each, and of who is in those that a score chose."
+    plain, to = _losses(s, in_groups(held, batch)), [stretch_of(i, len(held)) for i in range(len(held))]
+    of, out = dict(condition=s.name), []
+    for i, ((kind, unit, draw), gone) in enumerate(sets.items(), 1):
+        rise = pd.Series((_losses(s, in_groups(held, batch), gone) - plain).numpy()).groupby(np.array(to)).mean()
+        out.append(rows(rise.to_numpy(), rise.index.tolist(), site=kind, unit=unit, stratum=draw, edit="route_around",
+                        metric="loss_change", **of))
+        if not unit: out += [rows([1], [0], site=n, unit=kind, metric="removed", **of) for n in gone]
+        if say: say(f"{i} of {len(sets)} sets")
+    return out
+
 # %% ../../nbs/09_opened/20_removal.ipynb #5561dafa
 def removal(
     s:LanguageModel,  # a mixture of experts, as `open_model` gives it
@@ -177,7 +201,7 @@ def removal(
     if not 0 < share < 1 or min(_how_many(E, share) for E in experts.values()) < 1:
         refuse("share", "one expert of each layer or more, and not all", share, 1 / min(experts.values()), "share=.25")
     if draws < 1: refuse("draws", "one random set or more", draws, 1, "draws=5")
-    names, g = [f"L{l}.E{e}" for l, E in experts.items() for e in range(E)], torch.Generator().manual_seed(0)
+    names = [f"L{l}.E{e}" for l, E in experts.items() for e in range(E)]
     effect = None if effects is None else _effects_of(s, effects, names)
     every = list(windows())
     if len(every) < 4: refuse("text", "four windows or more", len(every), 4, "a longer text, or a smaller context")
@@ -185,22 +209,8 @@ def removal(
     sums = _expert_sums(s, in_groups(every[::2], 1), names)
     score = _scores(sums.sum(0)) | dict(weight_norm=_weight_norms(s, experts))
     if effect is not None: score["effect"] = effect
-    held, load, sets = every[1::2], score["load"], {}
-    for kind, v in score.items(): sets[kind, "", "all"] = _lowest(v, experts, share)
-    asked = {("random", "same size"): (None, [*sets.values()])} | {
-        (kind, "same load"): (own, [own]) for (kind, *_), own in sets.items()}
-    for what, (like, but) in asked.items():
-        each = _random_sets(draws, experts, share, g, like, load, but)
-        sets |= {(*what, f"draw {i}"): one for i, one in enumerate(each)}
-    plain, to = _losses(s, in_groups(held, batch)), np.array([stretch_of(i, len(held)) for i in range(len(held))])
-    of, out = dict(condition=s.name), _stability(sums, experts, share, s.name)
-    for i, ((kind, unit, draw), gone) in enumerate(sets.items(), 1):
-        rise = pd.Series((_losses(s, in_groups(held, batch), gone) - plain).numpy()).groupby(to).mean()
-        out.append(rows(rise.to_numpy(), rise.index.tolist(), site=kind, unit=unit, stratum=draw, edit="route_around",
-                        metric="loss_change", **of))
-        if not unit: out += [rows([1], [0], site=n, unit=kind, metric="removed", **of) for n in gone]
-        if say: say(f"{i} of {len(sets)} sets")
-    return tidy(out)
+    sets = _removed_sets(score, experts, share, draws)
+    return tidy([*_stability(sums, experts, share, s.name), *_cost_rows(s, every[1::2], sets, batch, say)])
 
 # %% ../../nbs/09_opened/20_removal.ipynb #1865584a
 def keep_list(s:LanguageModel, found:pd.DataFrame, by:str="reap") -> dict:

@@ -231,7 +231,7 @@ class RouteEdit:
     "What a router is told, step by step."
     steps: tuple
     def at(self, limit): return RouteEdit(tuple(replace(step, limit=limit) for step in self.steps))
-    def then(self, other:dict): return RouteEdit(self.steps + other.steps)
+    def then(self, other:"RouteEdit"): return RouteEdit(self.steps + other.steps)
 
 # %% ../../nbs/09_opened/09_routing_edits.ipynb #d9b8ff52
 WORDS = ("never:E3", "only:E2,E5", "k=3")

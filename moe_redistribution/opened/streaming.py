@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['PIECE', 'UNITS', 'byte_tokens', 'tokenizer_of', 'text_file', 'text_windows', 'in_groups', 'model_key',
-           'windows_digest', 'kept_so_far', 'windows_asked', 'text_scores', 'site_means', 'mean_edits', 'text_loss',
-           'units_of', 'text_ablation', 'score_map', 'ablation_map']
+           'windows_digest', 'kept_so_far', 'check_sizes', 'windows_asked', 'text_scores', 'site_means', 'mean_edits',
+           'text_loss', 'units_of', 'text_ablation', 'score_map', 'ablation_map']
 
 # %% ../../nbs/09_opened/14_streaming.ipynb #09f16a0a
 from collections.abc import Callable, Iterable, Sequence
@@ -150,11 +150,15 @@ def _sent_elsewhere(s:LanguageModel, tokens:torch.Tensor) -> float:
     return (plain != watched).any(-1).double().mean().item()
 
 # %% ../../nbs/09_opened/14_streaming.ipynb #a13bf5c8
+def check_sizes(context:int, batch:int, tokens:int=None, least:int=1):
+    "ValueError for windows of fewer than `least` tokens, for batches of none, and for none of a text."
+    for what, n, low in (("context", context, least), ("batch", batch, 1), ("tokens", tokens, 1)):
+        if n is not None and n < low: refuse(what, f"a number above {low - 1}", n, low, f"--{what} 512")
+
 def windows_asked(s:LanguageModel, text:str|Path, tokenize:Callable, context:int, batch:int, tokens:int):
     """A function that gives the windows of a text, but those that ask for padding alone; all that is wrong with what
     was asked is said first."""
-    for what, n in (("context", context), ("batch", batch), ("tokens", 1 if tokens is None else tokens)):
-        if n < 1: refuse(what, "a number above 0", n, 1, f"--{what} 512")
+    check_sizes(context, batch, tokens)
     every = lambda: text_windows(text, tokenize, context, tokens)
     windows = every if s.pad is None else lambda: (w for w in every() if s.real(w[None, 1:]).any())
     if next(windows(), None) is None: refuse("text", "tokens that are no padding", f"{s.pad} alone", fix="another text")

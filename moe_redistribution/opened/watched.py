@@ -110,7 +110,7 @@ def under(model:torch.nn.Module, experts:str=None, attention:str=None):
         if attention is not None: model.set_attn_implementation(was["_attn_implementation"])
         for c, was in before[1:]: _tell_config(c, was)                   # parts of a model of several kinds
 
-def _tell_config(config:torch.nn.Module, names:dict):
+def _tell_config(config, names:dict):
     "Sets what a config names, where it is another."
     for n, new in names.items():
         if getattr(config, n, None) != new: setattr(config, n, new)

@@ -105,6 +105,30 @@ def _seed_ranges(seeds):
     for s in seeds: runs = [*runs[:-1], [runs[-1][0], s]] if runs and s == runs[-1][1] + 1 else [*runs, [s, s]]
     return ",".join(f"{a}-{b}" if b > a else f"{a}" for a, b in runs)
 
+def _to_train(own, line) -> dict:
+    """What readings of an open claim still ask for, together: command → arm or condition → (seeds, how many more, CPU
+    seconds of one)."""
+    todo = {}
+    for s in _decides(own, line):
+        seeds, n = _seeds(s, line, line["n_decides"])
+        late = [m for m in s.names if m in line["note"]] or s.names
+        for how, arm, each in (_trained(m, s.rule) for m in late if n > 0):
+            arms = todo.setdefault(how + f" --stream {s.stream}" * how.startswith("train"), {})
+            before, more, _ = arms.get(arm, ((), 0, 0))
+            arms[arm] = ((before, more, each) if {*seeds} <= {*before}
+                         else (sorted({*before, *seeds}), more + n, each))
+    return todo
+
+def _as_typed(todo:dict) -> str:
+    "The commands of `_to_train`, as a shell takes them."
+    lines = []
+    for how, arms in todo.items():
+        word, _, rest = how.partition(" ")
+        each = (*arms, rest) if word == "train" else (rest, *(f"--arm {a}" for a in " ".join(arms).split()))
+        named = _seed_ranges(max((a[0] for a in arms.values()), key=len))
+        lines.append(" ".join(["moe-redistribution", word, *each, "--seeds", named]))
+    return " && ".join(lines)
+
 # %% ../../nbs/12_record/02b_coverage.ipynb #a6564396
 def what_is_open(root:str|Path=None) -> pd.DataFrame:
     """What would decide the claims of the recorded ledger that wait for runs or for seeds: claims (keys), verdict,
@@ -117,28 +141,11 @@ def what_is_open(root:str|Path=None) -> pd.DataFrame:
     for key, pair in statements().query("key in @table.index").groupby("key", sort=False):  # some wait to be recorded
         line = table.loc[key]
         if line["verdict"] != OPEN or line["why"] not in (FEW, WAITS): continue
-        todo = {}
-        for s in _decides(Claim.of(pair), line):
-            seeds, n = _seeds(s, line, line["n_decides"])
-            late = [m for m in s.names if m in line["note"]] or s.names
-            for how, arm, each in (_trained(m, s.rule) for m in late if n > 0):
-                arms = todo.setdefault(how + f" --stream {s.stream}" * how.startswith("train"), {})
-                before, more, _ = arms.get(arm, ((), 0, 0))
-                arms[arm] = ((before, more, each) if {*seeds} <= {*before}
-                             else (sorted({*before, *seeds}), more + n, each))
-        if not todo: continue
-        lines = []
-        for how, arms in todo.items():
-            named = _seed_ranges(max((a[0] for a in arms.values()), key=len))
-            word, _, rest = how.partition(" ")
-            which = " ".join(arms) if word == "train" else " ".join(f"--arm {a}" for a in " ".join(arms).split())
-            lines.append(f"moe-redistribution {word} "
-                         + (f"{which} {rest}" if word == "train" else f"{rest} {which}")
-                         + f" --seeds {named}")
+        if not (todo := _to_train(Claim.of(pair), line)): continue
         cost = sum(n * each for arms in todo.values() for _, n, each in arms.values()) / 3600
         most = max(n for arms in todo.values() for _, n, _ in arms.values())
-        at = found.setdefault(" && ".join(lines), dict(claims=[], verdict=line["verdict"], seeds=most,
-                                                       hours=cost or float("nan")))
+        at = found.setdefault(_as_typed(todo), dict(claims=[], verdict=line["verdict"], seeds=most,
+                                                    hours=cost or float("nan")))
         at["claims"].append(key)
     out = pd.DataFrame([r | dict(claims=" ".join(r["claims"]), a_claim=r["hours"] / len(r["claims"]), command=c)
                         for c, r in found.items()],

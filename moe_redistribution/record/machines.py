@@ -395,12 +395,33 @@ def _claim_text(r) -> str:
     return "\n".join([r.statement, "", *said, "", f"**{verdict_text(r)}**"])
 
 # %% ../../nbs/12_record/02a_machines.ipynb #7201fcf1
+_PARTS = {"README.md": "what this is", "CITATION.cff": "how to cite it",
+          "reproduce.sh": "one line that reproduces", "data/": "what the papers print and claim",
+          "results/": "every run, row, verdict and number", "results/ledger.csv": "a line for each claim",
+          "machines/croissant-tasks.json": "Croissant Tasks: the problems",
+          "machines/croissant-solutions.json": "Croissant Tasks: our answers",
+          "machines/paperbench-rubric.json": "a PaperBench tree", "machines/.trackio/": "a Trackio logbook"}
+
+def _crate(cited:dict, license:str) -> dict:
+    "RO-Crate: a graph of the repository, who made it, its licence, the papers, and its parts."
+    return {"@context": "https://w3id.org/ro/crate/1.1/context", "@graph": [
+        {"@id": "ro-crate-metadata.json", "@type": "CreativeWork",
+         "conformsTo": {"@id": "https://w3id.org/ro/crate/1.1"}, "about": {"@id": "./"}},
+        {"@id": "./", "@type": "Dataset", "name": cited["title"], "description": cited["abstract"],
+         "datePublished": _since()[:10], "license": {"@id": license},
+         "author": {"@id": "#authors"}, "hasPart": [{"@id": p} for p in _PARTS],
+         "citation": [{"@id": r["url"]} for r in cited["references"]]},
+        {"@id": "#authors", "@type": "Organization", "name": cited["author"]},
+        {"@id": license, "@type": "CreativeWork", "name": cited["license"]},
+        *({"@id": r["url"], "@type": "ScholarlyArticle", "name": r["title"]} for r in cited["references"]),
+        *({"@id": p, "@type": "Dataset" if p.endswith("/") else "File", "description": d} for p, d in _PARTS.items())]}
+
 def _descriptions(root:str|Path=None) -> dict:
     "Name → what forges, archives and crawlers read: CodeMeta, Zenodo, RO-Crate."
     cited, project = _cited(root), (Clone(root) / "pyproject.toml").read_text(encoding="utf-8")
     needs = re.findall(r'"([^"]+)"', re.search(r"^dependencies = \[(.*?)^\]", project, re.M | re.S)[1])
     python, name = (re.search(rf'^{k} = "(.*)"', project, re.M)[1] for k in ("requires-python", "name"))
-    license, date = f"https://spdx.org/licenses/{cited['license']}", _since()[:10]
+    license = f"https://spdx.org/licenses/{cited['license']}"
     meta = {"@context": "https://w3id.org/codemeta/3.0", "@type": "SoftwareSourceCode", "name": name,
             "description": cited["abstract"], "version": cited["version"],
             "license": license, "author": [{"@type": "Organization", "name": cited["author"]}],
@@ -414,23 +435,7 @@ def _descriptions(root:str|Path=None) -> dict:
               "version": cited["version"], "creators": [{"name": cited["author"]}], "keywords": cited["keywords"],
               "related_identifiers": [{"identifier": r["url"], "relation": "references", "scheme": "url"}
                                       for r in cited["references"]]}
-    parts = {"README.md": "what this is", "CITATION.cff": "how to cite it",
-             "reproduce.sh": "one line that reproduces", "data/": "what the papers print and claim",
-             "results/": "every run, row, verdict and number", "results/ledger.csv": "a line for each claim",
-             "machines/croissant-tasks.json": "Croissant Tasks: the problems",
-             "machines/croissant-solutions.json": "Croissant Tasks: our answers",
-             "machines/paperbench-rubric.json": "a PaperBench tree", "machines/.trackio/": "a Trackio logbook"}
-    crate = {"@context": "https://w3id.org/ro/crate/1.1/context", "@graph": [
-        {"@id": "ro-crate-metadata.json", "@type": "CreativeWork",
-         "conformsTo": {"@id": "https://w3id.org/ro/crate/1.1"}, "about": {"@id": "./"}},
-        {"@id": "./", "@type": "Dataset", "name": cited["title"], "description": cited["abstract"],
-         "datePublished": date, "license": {"@id": license},
-         "author": {"@id": "#authors"}, "hasPart": [{"@id": p} for p in parts],
-         "citation": [{"@id": r["url"]} for r in cited["references"]]},
-        {"@id": "#authors", "@type": "Organization", "name": cited["author"]},
-        {"@id": license, "@type": "CreativeWork", "name": cited["license"]},
-        *({"@id": r["url"], "@type": "ScholarlyArticle", "name": r["title"]} for r in cited["references"]),
-        *({"@id": p, "@type": "Dataset" if p.endswith("/") else "File", "description": d} for p, d in parts.items())]}
+    crate = _crate(cited, license)
     return {n: json.dumps(x, indent=1, ensure_ascii=False) + "\n" for n, x in
             (("codemeta.json", meta), (".zenodo.json", zenodo), ("ro-crate-metadata.json", crate))}
 

@@ -169,7 +169,7 @@ def _once_more(run:Run, runs:Sequence[Run]) -> Training:
     mates = [r for r in runs if r.stream == run.stream and r.seed in group]
     last = lambda r: max(x["step"] for x in r.manifest["rules"].values())            # when all its rules were settled
     after = (c.last_event // every + 1) * every if c.events else 0
-    first = m["rules"][rules(c)[0]]
+    first = next((m["rules"][r] for r in rules(c)), {"reached": False})
     until = ("full" if any(r.manifest["settled"] and r.step > max(last(r), after) for r in mates) else
              "first" if not m["settled"] and first["reached"] and first["step"] == run.step < c.steps else "selected")
     return as_far(group, until)

@@ -64,7 +64,7 @@ class Versions(Clone):
         "What deviations cover."
         return {x for said in _deviations(self)["covers"] for x in said.split("; ") if x}
     def is_known(self, what) -> bool:
-        "Do `_deviations` cover this? What they cover is kept, in `covered`."
+        "Do known deviations cover this? What they cover is kept, in `covered`."
         if what in self.excuses: self.covered.add(what)
         return what in self.excuses
     def tables(self):
@@ -260,9 +260,9 @@ def _lost_lines(versions:Versions, file:str, columns:tuple) -> Iterator:
 
 # %% ../../nbs/12_record/03b_versions.ipynb #5ddab772
 def history_says(root:str|Path=None) -> Iterator:
-    """All that git can say of the register of a clone: `_rewritten_lines`, `_lost_lines` of what grows beside it,
-    then `_claimed_before`; which known deviation covers nothing of it, as one that was written before what it is to
-    excuse; and `_never_registered`."""
+    """All that git can say of the register of a clone: lines that were rewritten, and lost from what grows beside it;
+    definitions whose rows were there before; which known deviation covers nothing of it, as one that was written before
+    what it is to excuse; and definitions that were never registered."""
     yield from _rewritten_lines(versions := Versions(root))
     for table in _GROWING.items(): yield from _lost_lines(versions, *table)
     yield from _claimed_before(versions)

@@ -63,7 +63,7 @@ def curve_of(off:pd.DataFrame, expects:str="+", margin:float=0, flips:int=4000, 
     """The curve of readings × (stream, seed) as `other_readings` gives them, and its null by joint sign flips.
 
     `p`: the share of flips whose median reading is at least as far from zero; `lo`, `hi`: 95% of them lie between;
-    `share`: of readings that are `_as_claimed`, with `share_lo` and `share_hi` in the flips."""
+    `share`: of readings that are as a claim says, with `share_lo` and `share_hi` in the flips."""
     x = off.to_numpy(float)
     there, n = np.isfinite(x), np.isfinite(x).sum(1)
     x, means = np.where(there, x, 0), np.nanmean(off.to_numpy(float), 1)

@@ -243,7 +243,7 @@ def _rows_by_name(rows:pd.DataFrame, names:Iterable, **where) -> dict:
 def _history_by_name(history:pd.DataFrame, names:Iterable, metric:str) -> dict:
     """What a figure draws of each condition's evaluations: name → frame, a row a step and a column a seed.
 
-    ValueError that says what there is, as for `_rows_by_name`."""
+    ValueError that says what there is, for a name without rows."""
     own = _each_named(history, names, ("seed", "step", metric))
     if "stream" in history: own = _usual_rows(own, "stream")
     for n, f in own.items():
@@ -264,8 +264,8 @@ def two_ablations(rows:pd.DataFrame, names:Iterable, rule:str|None=None, stream:
                   edits:Iterable=("zero", "mean"), site:str="ffn_out", metric:str="digits"):
     """One panel for each replacement: seeds of every condition as dots, means, intervals and nulls. Returns the figure.
 
-    `rows`: of the ablation instrument, shares of 1; of several layers, all of them at once. `rule`, `stream`: those of
-    `_rows_by_name` if left out. ValueError where a condition has no rows."""
+    `rows`: of the ablation instrument, shares of 1; of several layers, all of them at once. `rule`, `stream`: the
+    usual ones if left out (the task's first rule). ValueError where a condition has no rows."""
     import matplotlib.pyplot as plt
     t = _one_task(names := _named_once(names))
     where = {k: v for k, v in dict(rule=rule, stream=stream).items() if v is not None}
@@ -356,7 +356,7 @@ def by_panel(rows:pd.DataFrame, names:Iterable, panels:dict, compared:pd.DataFra
     """One panel for each entry of `panels` (title → selection of rows), one column for each condition: seeds as dots,
     mean, 95 % interval and the paper's value as a diamond. `nulls`: names of predictors to draw. Returns the figure.
 
-    `rows`: of any instrument; `where`: selection common to all panels, as for `_rows_by_name`, by default of `digits`;
+    `rows`: of any instrument; `where`: selection common to all panels, column → value, by default of `digits`;
     `top`: of the axis, 1 for shares; `compared`: `compare` frames that hold the paper's values. ValueError where a
     condition has no rows."""
     import matplotlib.pyplot as plt

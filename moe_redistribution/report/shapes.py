@@ -103,8 +103,8 @@ def forest(values:Mapping, xlabel:str="", levels:Mapping=None, hollow:Iterable=N
     """A row for each entry of `values` (name → `Values` or `Interval`): mean and 95 % interval. Returns the axes.
 
     `levels`: as upright dotted lines; `counts`: the smallest difference that counts, as a grey band about zero;
-    `hollow`: names drawn open, else those of `_is_hollow`; `hues`: name → colour, where what a row is called is not
-    what it is of."""
+    `hollow`: names drawn open, else those that learn slowly, or stand still; `hues`: name → colour, where what a row is
+    called is not what it is of."""
     own = _intervals(values, scale)
     ax = axes(ax, **dict(height=.9 + .24 * len(own)) | size)
     if counts:

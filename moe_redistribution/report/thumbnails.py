@@ -36,8 +36,9 @@ def _thumbnail(png:bytes, width:int=150, colours:int=24) -> str:
 
 # %% ../../nbs/07_report/10_thumbnails.ipynb #7b0b0007
 SHADES = {"agrees": "#4c9a6a", "differs": "#c4553b", "inconclusive": "#c9a24a", "corrected": "#7a6bb0",
-          "another checkpoint": "#8fa9bd"}
-SIGNS = {"agrees": "✓", "differs": "≠", "inconclusive": "?", "corrected": "c", "another checkpoint": "◷"}
+          "another checkpoint": "#8fa9bd", "another measure": "#b08a6b"}
+SIGNS = {"agrees": "✓", "differs": "≠", "inconclusive": "?", "corrected": "c", "another checkpoint": "◷",
+         "another measure": "∥"}
 _NONE = "#d8dcdf"                                                       # not attempted
 
 def legend() -> str:

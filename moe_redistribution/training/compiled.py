@@ -48,6 +48,16 @@ def _distinct_rows(p, tokens, wanted, first):
                 xb[i * V + a, d] = x[i * V + a, d] + p.b_O[d]
     return row, target, x, xb
 
+@njit(**COMPILE)
+def _distinct_rows_back(g, dx):
+    "Adds to g what follows from the gradient dx (r, d) of the distinct rows."
+    V, D = g.W_E.shape
+    for i in range(len(dx) // V):
+        for a in range(V):
+            for d in range(D):
+                g.W_E[a, d] += dx[i * V + a, d]
+                g.W_pos[i, d] += dx[i * V + a, d]
+
 # %% ../../nbs/03_training/03c_compiled.ipynb #03cc0011
 @njit(**COMPILE)
 def _project(p, x, ask):
@@ -416,11 +426,7 @@ def _gradient(p, g, tokens, wanted, held, t):
     dscores, dv = np.zeros_like(scores), np.zeros_like(v)
     attend_back(dz.reshape(z.shape), v, row, start, t.causal, pattern, dscores, dv, values, dvalues, line)
     _project_back(p, g, x, start * V, q, key, dscores, dv, dx)
-    for i in range(T):
-        for a in range(V):
-            for d in range(D):
-                g.W_E[a, d] += dx[i * V + a, d]
-                g.W_pos[i, d] += dx[i * V + a, d]
+    _distinct_rows_back(g, dx)
     return loss
 
 # %% ../../nbs/03_training/03c_compiled.ipynb #03cc0042

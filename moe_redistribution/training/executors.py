@@ -421,13 +421,21 @@ def _knock(host, port, timeout, context):
         with context.wrap_socket(door) if context else nullcontext(door) as door: spoken = door.recv(1)
     if not spoken: raise OSError("a closed connection")
 
+def _certificates(at:str):
+    "Dask's `Security` with the certificates that its configuration names; OSError where it names none that are there."
+    from distributed import Security
+    with suppress(OSError):
+        if (safe := Security()).get_connection_args("client").get("ssl_context"): return safe
+    refuse(f"executor {at}", "certificates in Dask's configuration", "none", error=OSError,
+           fix="set distributed.comm.tls.ca-file, and client.cert and client.key beside it")
+
 # %% ../../nbs/03_training/05_executors.ipynb #80180518
 @contextmanager
 def dask_client(host:str, port:int, folder:str|Path=None, timeout:float=8, protocol:str="tcp"):
     """A Dask client whose workers, present and future, are set up as `worker` does; see `open_executor` for errors.
     `protocol`: tcp, or tls with the certificates that Dask's configuration names."""
     at = f"{protocol}://{f'[{host}]' if ':' in host else host}:{port}"
-    try: from distributed import Client, Security, WorkerPlugin
+    try: from distributed import Client, WorkerPlugin
     except ImportError as e: refuse(f"executor {at}", "the package distributed", "none installed",
                                     fix="pip install 'moe_redistribution[dask]'", error=RuntimeError, cause=e)
     class SetUp(WorkerPlugin):
@@ -435,14 +443,9 @@ def dask_client(host:str, port:int, folder:str|Path=None, timeout:float=8, proto
         def setup(self, worker):                       # Dask insists on the name `worker`, so ours goes by another
             _as_worker(str)
             if os.getpid() != self.client: HIRED.add(os.getpid())
-    try: safe = Security() if protocol == "tls" else None
-    except OSError as e: safe = e
-    context = safe.get_connection_args("client").get("ssl_context") if isinstance(safe, Security) else None
-    if protocol == "tls" and context is None:
-        refuse(f"executor {at}", "certificates in Dask's configuration", "none", error=OSError,
-               fix="set distributed.comm.tls.ca-file, and client.cert and client.key beside it")
+    safe = _certificates(at) if protocol == "tls" else None
     try:
-        _knock(host, port, timeout, context)
+        _knock(host, port, timeout, safe and safe.get_connection_args("client")["ssl_context"])
         client = Client(at, timeout=timeout, set_as_default=False, security=safe)
     except OSError as e:
         refuse(f"executor {at}", "a Dask scheduler that answers", e, error=OSError,

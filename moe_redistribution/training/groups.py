@@ -113,8 +113,8 @@ def _answers(run, until, steps):
     "Does a stored run (or None) answer the request, so that nothing is left to train?"
     if run is None or run.failed or run.step >= steps: return run is not None
     if until == "full" or run.step <= run.condition.last_event: return False
-    first = run.manifest["rules"][rules(run.condition)[0]]      # a stored manifest has them in the order of their names
-    return run.manifest["settled"] or until == "first" and first["reached"]
+    firsts = rules(run.condition)[:1] if until == "first" else ()     # a stored manifest has them in the order of names
+    return run.manifest["settled"] or any(run.manifest["rules"][r]["reached"] for r in firsts)
 
 # %% ../../nbs/03_training/06_groups.ipynb #aedae601
 def _stem_of(c:Condition) -> tuple:

@@ -162,10 +162,6 @@ def need_numba():
     refuse("device", "numba, which compiles the step", "none installed", "cpu",
            "pip install 'moe_redistribution[fast]'")
 
-def _tensors_on(device:str) -> str:
-    "The device of torch that a word for one stands for."
-    return "cpu" if device == COMPILED else device
-
 def check_means(device:str, budget:float):
     "Refuses a device that torch has no name for, a budget that is no number of seconds, and defaults set for torch."
     ask("usual_defaults")
@@ -185,7 +181,7 @@ def run_job(job:Job, root:str|Path=None, deadline:float=None, tell:Callable=None
     if job.is_done(store): return True
     for group in (g for n in job.needs for g in n.groups() if not g.optional):
         if not run_job(group, root, deadline, None, save_every, device): return False
-    return job.run(store, deadline, tell, save_every, device if job.compiles else _tensors_on(device))
+    return job.run(store, deadline, tell, save_every, "cpu" if device == COMPILED and not job.compiles else device)
 
 def _carry_with(files:dict, job:Job, *how) -> bool:
     "`run_job` in a process that may not know a user's files yet."

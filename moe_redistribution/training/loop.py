@@ -163,12 +163,10 @@ def is_reached(rule:str, value:torch.Tensor):
     return value >= 1 if threshold == 1 else value > threshold
 
 # %% ../../nbs/03_training/03_loop.ipynb #1e69fbbc
-def _flushing(): return not (torch.full((1,), 1e-40) * 1).item()
-
 @contextmanager
 def _without_subnormals():
     "Within it, or in a function decorated with it, results below 1.2e-38 are 0 on this thread; afterwards as before."
-    before = _flushing()
+    before = not (torch.full((1,), 1e-40) * 1).item()
     torch.set_flush_denormal(True)
     try: yield
     finally: torch.set_flush_denormal(before)
@@ -321,7 +319,8 @@ def _held_scores(members:Members, params:dict, correct:torch.Tensor) -> dict:
 UNTIL = ("first", "selected", "full")
 
 def settled_members(members:Members, until:str="selected"):
-    "Which members have reached the threshold of every rule (s,), or with `until` `first` of the task's first one."
+    "Which members have reached each rule's threshold (s,), or with `until` `first` the first one's; none without one."
+    if not members.best: return torch.zeros_like(members.step, dtype=torch.bool)
     every = [is_reached(r, b["value"]) for r, b in members.best.items()]
     return every[0] if until == "first" else torch.stack(every).all(0)
 
@@ -332,7 +331,7 @@ def done_members(members:Members, until:str, steps:int):
     return done if until == "full" else done | settled_members(members, until) & (members.step > members.c.last_event)
 
 # %% ../../nbs/03_training/03_loop.ipynb #c3636139
-def register_task(name:str, make:Callable, recipe:dict, rules=()):
+def register_task(name:str, make:Callable, recipe:dict, rules:Sequence[str]=()):
     """Lets conditions be called `name/…`. `make()`: the `Task`; `recipe`: the fields of a line of `RECIPES`; `rules`:
     the checkpoint rules to keep besides `final`. ValueError for a name that is taken or that a condition's name cannot
     begin with, a recipe that lacks a field, and an unknown rule."""

@@ -25,22 +25,12 @@ def _tree(x):
         if isinstance(body[0].value, ast.Constant): node.body = body[1:] or [ast.Pass()]
     return tree
 
-def _source_text(x) -> str:
-    "The source of a function or class without comments, docstrings and layout; as it stands where it is no statement."
-    tree = _tree(x)
-    return ast.unparse(tree) if isinstance(tree, ast.AST) else tree or ""
-
 # %% ../../nbs/03_training/01b_sources.ipynb #fafcb67f
 def _own(x, of) -> bool:
     "Does a function or class lie in the file of `of`, or in the same study?"
     if not isinstance(x, (type, types.FunctionType)): return False
     a, b = x.__module__, of.__module__
     return a == b or a.rpartition(".")[0] == b.rpartition(".")[0] and b.startswith("moe_redistribution.studies.")
-
-def _library(item):
-    "A name and its value; of a table of things without those that a user registered."
-    name, x = item
-    return name, x.built_in() if isinstance(x, Kind) else x
 
 def _is_constant(name, x):
     "Is this a value that does not change, or a table that is called like one, and says the same in every process?"
@@ -81,8 +71,10 @@ def _source_hash(*objects) -> str:
     "Twelve digits of a hash of what functions and classes say, and of what they use of their own; of no source, empty."
     said = set()
     for x, values in _reached(objects, _own):
-        if text := _source_text(x): said.add(f"{x.__qualname__} {text}")
-        said |= {f"{n} = {v!r}" for n, v in map(_library, values.items()) if _is_constant(n, v)}
+        text = ast.unparse(tree) if isinstance(tree := _tree(x), ast.AST) else tree
+        if text: said.add(f"{x.__qualname__} {text}")
+        own = {n: v.built_in() if isinstance(v, Kind) else v for n, v in values.items()}    # without what is a user's
+        said |= {f"{n} = {v!r}" for n, v in own.items() if _is_constant(n, v)}
     return _digits(said)
 
 # %% ../../nbs/03_training/01b_sources.ipynb #a7c01e09

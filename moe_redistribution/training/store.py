@@ -276,7 +276,7 @@ def unseal_state(path:str|Path, c:str|Condition, seeds:Sequence[int], stream:str
 # %% ../../nbs/03_training/02_store.ipynb #6981dca5
 def set_aside(path:str|Path, why:str="damaged") -> Path:
     "Moves a file that is not to be used out of the way, over none that was moved before; where it lies now."
-    to = next(q for i in itertools.count() if not (q := path.with_name(f"{path.name}.{why}{i or ''}")).exists())
+    to = next(q for i in itertools.count() if not (q := Path(f"{Path(path)}.{why}{i or ''}")).exists())
     os.replace(path, to)
     return to
 

@@ -72,12 +72,12 @@ class Study:
     name: str               # of its folder, its rows and its key
     about: str              # in a line
     presets: dict           # name → `Preset`
-    run: callable           # (arm, seeds, settings, desk) gives rows, or None when its time is over
-    seconds: callable       # (arm, seeds, settings): what it takes on one core
+    run: Callable           # (arm, seeds, settings, desk) gives rows, or None when its time is over
+    seconds: Callable       # (arm, seeds, settings): what it takes on one core
     version: int = 1        # goes up when an arm's rows change otherwise than by `content`
-    content: callable = _all_settings        # (arm, settings): what an arm's rows depend on, as JSON can keep it
+    content: Callable = _all_settings        # (arm, settings): what an arm's rows depend on, as JSON can keep it
     threads: int = None     # of torch; the process's by default
-    needs: callable = _needs_nothing        # (arm, seeds, settings): arms of the preset, and trainings, that come first
+    needs: Callable = _needs_nothing        # (arm, seeds, settings): arms of the preset, and trainings, that come first
     fixed: dict = field(default_factory=dict)   # beginning of an arm's name → why it takes no seeds but a preset's
     reads: dict = field(default_factory=dict)   # an arm that trains nothing → the arm whose trainings it reads
     def __post_init__(self):
@@ -465,17 +465,17 @@ class TrainingStudy(Study):
     decisive first; `about_items(item)`: a table of them; `page(item)`: the notebook that treats it, or empty;
     `headlines`: task → conditions; `report(rows, rules, out)`: prints and writes what its preset `small` is compared
     with, and returns the paths."""
-    run: callable = None
-    seconds: callable = None
-    read: callable = None
+    run: Callable = None
+    seconds: Callable = None
+    read: Callable = None
     measures: tuple = ()
-    measured: callable = None
+    measured: Callable = None
     canonical: tuple = ()
-    items: callable = None
-    about_items: callable = None
-    page: callable = None
+    items: Callable = None
+    about_items: Callable = None
+    page: Callable = None
     headlines: dict = field(default_factory=dict)
-    report: callable = None
+    report: Callable = None
     def __post_init__(self):
         super().__post_init__()
         if not callable(self.read): refuse(f"study {self.name}", "read(name, runs), which gives rows", self.read)

@@ -68,7 +68,7 @@ BOUNDS = {"proven_error": _proven_error, "found_error": _found_error}
 
 @lru_cache(maxsize=None)
 def lower_bound_rows(name) -> pd.DataFrame:
-    """`bound/TEACHER/STUDENT`: `_proven_error` and `_found_error` of a student's number of cells for six random
+    """`bound/TEACHER/STUDENT`: the errors that are proven, and found, of a student's number of cells for six random
     teachers of constant experts, as rows in the stream and at the rule `none`."""
     teacher, student = (mixture(n, 16, floor=True) for n in name.split("/")[1:])
     said = {m: [] for m in BOUNDS}

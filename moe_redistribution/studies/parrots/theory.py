@@ -60,7 +60,7 @@ def _sign_router(m:int, K:int) -> torch.Tensor:
     return torch.cat([signs, torch.zeros(K, m - bits)], 1).double()
 
 def expert_loads(X, K:int) -> torch.Tensor:
-    "How many of the points X (n, m) `_sign_router` sends to each of K experts."
+    "How many of the points X (n, m) the router of signs (App. D.2) sends to each of K experts."
     return torch.bincount((X.double() @ _sign_router(X.shape[1], K).T).argmax(1), minlength=K)
 
 # %% ../../../nbs/10_studies/parrots/03_theory.ipynb #70449921
@@ -82,7 +82,7 @@ def _hat_neurons(inside, outside) -> tuple:
 # %% ../../../nbs/10_studies/parrots/03_theory.ipynb #9c7d7936
 def memorise(X, y, K:int) -> dict:
     """Router (K, m), W (K, width, m), b and u (K, width) and ε of every hat, for points X (n, m) with labels y (n,) of
-    ±1: the layer of Theorem 3.5 with hats in place of Daniely's network. Errors as `_sign_router`, `_hat_neurons`."""
+    ±1: the layer of Theorem 3.5 with hats in place of Daniely's network. ValueError for points not told apart."""
     if X.dtype != torch.double: refuse("X", "float64, as hats are narrow", X.dtype, "float64", "X.double()")
     if len(y) != len(X) or not (y.abs() == 1).all(): refuse("y", f"{len(X)} labels of ±1", y, None, "y.sign()")
     R = _sign_router(m := X.shape[1], K)

@@ -85,7 +85,7 @@ class RoutedTrial:
             for what, x in (("log2_steps", at), ("reached", reached)): self.put(f"{what}_{metric}", x, stratum=stratum)
     def put_routes(self, gates:torch.Tensor, token:torch.Tensor, place:torch.Tensor, asked:dict):
         """Rows about weights `gates` (s, N, e) of tokens `token` (N,) at places `place` (N,); `asked`: name → (cells,
-        what), each (N,), for `_told_within`."""
+        what), each (N,): what experts tell of it there."""
         E, on = gates.shape[-1], (gates > 0).double()
         self.put("gate_mass", gates.sum(-1).mean(1), site="gates")
         self.put("top_gate", gates.amax(-1).mean(1), site="gates")
