@@ -67,9 +67,9 @@ CONTROL_COLUMNS = ["credit", "of", "kind", "arm", "instead"]
 KINDS_OF_CONTROL = ("lacks", "rival", "converse")
 
 def controls(path:str|Path=None) -> pd.DataFrame:
-    """The models that are set in the place of what gets the credit: `credit`, the model `of` which each takes the place,
-    its `kind`, the `arm`, and what it has `instead`. ValueError for a name that is no condition's own, and for a model
-    in its own place."""
+    """The models that are set in the place of what gets the credit: `credit`, the model `of` which each takes the
+    place, its `kind`, the `arm`, and what it has `instead`. ValueError for a name that is no condition's own, and for a
+    model in its own place."""
     files = [of_clone(Path(path or DATA / "controls.csv"))]
     table = checked_table(files, CONTROL_COLUMNS, ["credit", "of", "arm"], [])
     for c in table.itertuples():
