@@ -157,12 +157,14 @@ STANDING_PRESETS = {
                    _both(_NEWER, "learned", "hash", "early", "early_token") | _seeds_by_arm("pairs", _NEWER, "pair"), 1,
                    _common_settings()),
     "chance": Preset("stored choices beside chance, a router that reads the token alone, and tokens that get nothing",
-                     _both(_NEWEST, "narrow", *_BESIDE_CHANCE) | _seeds_by_arm("pairs", _NEWEST, "pair"), 1, _common_settings()),
+                     _both(_NEWEST, "narrow", *_BESIDE_CHANCE) | _seeds_by_arm("pairs", _NEWEST, "pair"),
+                     1, _common_settings()),
     "worth": Preset("a tuned router where the right expert hangs on what was read, on seeds of its own",
-                    _seeds_by_arm("spelled", _NEWEST, "dense", "narrow", "learned_apart", "hash", "prefix", "kept", "late_text",
-                        "token_map"), 1, _common_settings()),
+                    _seeds_by_arm("spelled", _NEWEST, "dense", "narrow", "learned_apart", "hash",
+                                  "prefix", "kept", "late_text", "token_map"), 1, _common_settings()),
     "tuning": Preset("a learned router on a spelled book, until it is worth more than one expert's width",
-                     _seeds_by_arm("spelled", _PILOT, *(f"{a}@{r}" for a in _TUNED for r in (.001, .003, .006))), 1, _common_settings())}
+                     _seeds_by_arm("spelled", _PILOT, *(f"{a}@{r}" for a in _TUNED for r in (.001, .003, .006))),
+                     1, _common_settings())}
 STUDY = Study("standing_routes", "Should a route stand still?", STANDING_PRESETS, _standing_rows, _standing_seconds,
               content=_standing_content, threads=1)
 
@@ -222,7 +224,7 @@ def _pair_contrast(task, family, pair) -> Contrast:
 
 # %% ../../../nbs/10_studies/standing_routes/02_study.ipynb #c41e0416
 CONTRASTS = [_pair_contrast(t, family, pair) for t in ROUTE_TASKS for family, pairs in _ASKED.items() for pair in pairs]
-CONTRASTS.append(_pair_contrast("pairs", "keys", "early-pair"))            # the book's key is all that was read: `prefix`
+CONTRASTS.append(_pair_contrast("pairs", "keys", "early-pair"))  # the book's key is all that was read: `prefix`
 CONTRASTS += [_pair_contrast("book", "chance", "early-prefix"), _pair_contrast("pairs", "chance", "replayed-pair")]
 CONTRASTS += [_pair_contrast("spelled", "worth", pair) for pair in (
     "learned_apart-narrow", "learned_apart-hash", "learned_apart-prefix", "prefix-hash", "kept-late_text",
