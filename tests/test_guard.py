@@ -175,7 +175,10 @@ def test_what_would_give_a_wrong_number_is_refused_in_one_message(mine, text, na
     assert said.count("; fix: ") == 1 and "expected" in said and "\n" not in said
     assert chance[0].equal(torch.get_rng_state()) and chance[1:] == (str(np.random.get_state()), random.getstate())
 
-@pytest.mark.parametrize("text, name", RIGHT.values(), ids=RIGHT)
+SOME = ["experts that choose, and say so", "a table of ones own", "as many experts as it needs", "a bias", "what it heard last",
+        "a bootstrap that is seeded", "noise by its door", "an FFN with an output of zeros", "a number in a field", "a rule"]
+
+@pytest.mark.parametrize("text, name", first([RIGHT[n] for n in SOME], RIGHT.values()), ids=RIGHT)
 def test_what_is_right_is_let_pass(mine, text, name): asked(mine, text, name)
 
 @pytest.mark.parametrize("text, name, says", WORD.values(), ids=WORD)
