@@ -9,6 +9,7 @@
 #   AGAIN=1      paper: also what results/ holds already, from the start  make ITEM=tab1 AGAIN=1 paper
 #   ARGS         passed on to moe-redistribution                        make ARGS=--help reproduce
 #   PART         test: a part's notebooks, and the tests that it can break  make PART=opened test
+#   SINCE        test: what the changes since a commit can break        make SINCE=main test
 #   NB           outputs: only these notebooks                          make NB=nbs/01_tasks/01_task.ipynb outputs
 PYTHON ?= python3
 VENV ?= .venv
@@ -18,6 +19,7 @@ FULL ?=
 ARGS ?=
 AGAIN ?=
 PART ?=
+SINCE ?=
 NB ?= $(sort $(wildcard nbs/*.ipynb nbs/*/*.ipynb nbs/*/*/*.ipynb))
 
 BIN := $(abspath $(VENV))/bin
@@ -26,7 +28,7 @@ CLI := "$(BIN)/moe-redistribution"
 PY := "$(BIN)/python"
 
 .DEFAULT_GOAL := help
-.PHONY: help setup reproduce paper test audit weekly versions check record machines registrations sums pages outputs readme docs clean
+.PHONY: help setup reproduce paper test durations audit weekly versions check record machines registrations sums pages outputs readme docs clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' Makefile
@@ -49,19 +51,13 @@ $(READY): pyproject.toml constraints.txt
 reproduce: $(READY)  ## train, print Table 1 beside the paper's, write Figure 1 and the rows to out/ (FULL=1: all steps)
 	@$(CLI) reproduce $(if $(filter 1 yes true,$(FULL)),--full) $(ARGS)
 
-# The notebooks get an empty store of their own, as the tests do: neither may lean on what a user happens to have trained.
-# A study's pages 5x and 9x (its audit, its appendices) and the two pages that measure speed are run by `make audit`: a change
-# only looks whether what they import is there, and whether the rows they show are those that are recorded.
-LATER := ^[59]|^07_bench|^04_costs
-# Every figure that they draw is looked at (tools/ticks.py), and one whose ticks overlap fails.
-WATCHED := MATPLOTLIBRC="$(abspath tools)" PYTHONPATH="$(abspath tools)"
-CLEAR = { [ ! -s "$$home/ticks" ] || { sort -u "$$home/ticks" >&2; false; }; }
-test: $(READY)  ## the library's notebooks, the pages of a paper's sections, then every test, but for what `make audit` runs
-	@home=$$(mktemp -d) && trap 'rm -rf "$$home"' EXIT && \
-	  $(WATCHED) TICKS="$$home/ticks" OMP_NUM_THREADS=1 MOE_REDISTRIBUTION_HOME="$$home" \
-	    "$(BIN)/nbdev_test" $(if $(PART),--path "$$(echo nbs/*_$(PART))") --skip_file_re '^[_.]|$(LATER)' \
-	    --n_workers $$($(PY) -c "import os; print(os.cpu_count() or 2)") --timing && $(CLEAR)
-	@OMP_NUM_THREADS=1 $(PY) -m pytest -q -n logical --dist loadfile $(if $(PART),$$($(PY) tests/promises.py $(PART)))
+# Notebooks and tests wait in one queue, what takes longest first (tests/cpu.py); what a notebook is given, tests/test_notebooks.py says.
+test: $(READY)  ## the library's notebooks, the pages of a paper's sections, and every test, but for what `make audit` runs
+	@OMP_NUM_THREADS=1 $(PY) -m pytest -q -n logical --dist loadgroup --no-loadscope-reorder \
+	  $(if $(PART)$(SINCE),--touched $(or $(PART),$(SINCE))) $(ARGS)
+
+durations:  ## `make test`, which then writes down what each file and notebook takes: tests/durations.csv
+	@$(MAKE) --no-print-directory ARGS=--write-durations test
 
 # What `make test` leaves out, and the notebooks whole: cells and tests that carry the mark `audit`. A page whose stored outputs
 # are not what a run shows today is stale, and fails. Every step runs, whatever an earlier one found, since an audit that stops
@@ -71,6 +67,7 @@ audit: $(READY)  ## the second tier: notebooks whole and their outputs compared,
 	  OMP_NUM_THREADS=1 MOE_REDISTRIBUTION_HOME="$$home" $(PY) tools/outputs.py --check $(NB) || failed="$$failed notebooks"; \
 	  OMP_NUM_THREADS=1 $(PY) -m pytest -q -rs -m audit -n logical --dist worksteal || failed="$$failed tests"; \
 	  OMP_NUM_THREADS=1 $(PY) -m pytest -q -m hypothesis --hypothesis-profile search -n logical || failed="$$failed properties"; \
+	  $(PY) -c 'from nbdev.serve import proc_nbs; proc_nbs(force=True)' || failed="$$failed site"; \
 	  $(MAKE) --no-print-directory versions || failed="$$failed versions"; \
 	  [ -z "$$failed" ] || { echo "Audit failed:$$failed" >&2; exit 1; }
 
@@ -85,19 +82,18 @@ versions:  ## every test on the oldest and the newest Python, where these are th
 	@failed=; for v in $(VERSIONS); do \
 	  python$$v -V >/dev/null 2>&1 || { echo "Python $$v: not there, nothing ran on it"; continue; }; echo "Python $$v:"; \
 	  { $(MAKE) --no-print-directory PYTHON=python$$v VENV=.venv-$$v setup && OMP_NUM_THREADS=1 \
-	    .venv-$$v/bin/python -m pytest -q -n logical --dist loadfile; } || failed="$$failed $$v"; \
+	    .venv-$$v/bin/python -m pytest -q -n logical --dist loadfile --ignore tests/test_notebooks.py; } || failed="$$failed $$v"; \
 	done; [ -z "$$failed" ] || { echo "Tests failed on Python:$$failed" >&2; exit 1; }
 
 paper: $(READY)  ## train what nobody has recorded yet, most decisive first (ITEM=fig15: for one item; AGAIN=1: recorded runs, too)
 	@$(CLI) train --item $(or $(ITEM),all) $(if $(filter 1 yes true,$(AGAIN)),,--unrecorded) $(ARGS)
 
-check: $(READY)  ## git holds what the notebooks make: modules exported, notebooks clean, pages processed
+check: $(READY)  ## git holds what the notebooks make: modules exported, notebooks clean
 	@"$(BIN)/nbdev_export"
 	@"$(BIN)/nbdev_clean"
 	@git --no-pager diff --exit-code -- nbs moe_redistribution
 	@new=$$(git ls-files --others --exclude-standard -- nbs moe_redistribution); \
 	  [ -z "$$new" ] || { echo "Not in git, though nbdev_export made it or the site needs it: $$new" >&2; exit 1; }
-	@$(PY) -c 'from nbdev.serve import proc_nbs; proc_nbs(force=True)'
 
 record: $(READY)  ## add what the store has to results/ and checkpoints/; nothing else writes them
 	@$(CLI) record $(ARGS)

@@ -31,6 +31,7 @@ from moe_redistribution.training.groups import train
 from moe_redistribution.training.loop import UNTIL
 from moe_redistribution.training.store import Store
 from moe_redistribution.training.study import known_studies
+from fresh import python
 from test_kinds import MINE, OWN
 from tiers import first
 
@@ -114,7 +115,7 @@ ENTRY = "from moe_redistribution.record.entry import enter; enter()"            
 
 @pytest.mark.parametrize("words", first(["-m moe_redistribution"], ["-m moe_redistribution", f"-c '{ENTRY}'"]))
 def test_the_package_is_a_program_and_knows_its_version(words):
-    done = subprocess.run([sys.executable, *shlex.split(words), "--version"], capture_output=True, text=True)
+    done = python(*shlex.split(words), "--version")
     assert done.stdout.strip() == f"moe-redistribution {moe_redistribution.__version__}", done.stderr
 
 TABLES = [["conditions", "--item", "tab1"], ["ledger", "--item", "sec5"], ["kinds"], ["rows", "tab1"],

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from fresh import python
+
 ROOT = Path(__file__).resolve().parent.parent
 TEXT = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
 USE = {
@@ -63,11 +65,17 @@ def as_exported(text, path):
     "Lines of a notebook as nbdev writes them into a module."
     return re.sub(r"^from moe_redistribution\.", f"from {'.' * path.count('/')}.", text, flags=re.M)
 
+@pytest.fixture(scope="module")
+def copy(tmp_path_factory):
+    "The package in a folder, which every change is made in."
+    root = tmp_path_factory.mktemp("copy")
+    shutil.copytree(ROOT / "moe_redistribution", root / "moe_redistribution", ignore=shutil.ignore_patterns("__pycache__"))
+    (root / "data").symlink_to(ROOT / "data")
+    return root
+
 @pytest.mark.parametrize("title", USE)
-def test_a_change_that_contributing_shows_is_a_real_one(title, tmp_path):
-    package, touched = tmp_path / "moe_redistribution", list(changes(title))
-    shutil.copytree(ROOT / "moe_redistribution", package, ignore=shutil.ignore_patterns("__pycache__"))
-    (tmp_path / "data").symlink_to(ROOT / "data")
+def test_a_change_that_contributing_shows_is_a_real_one(title, copy):
+    package, touched = copy / "moe_redistribution", list(changes(title))
     assert 1 <= len(touched) <= 3
     for notebook, hunks in touched:
         path = package / module(notebook)
@@ -79,8 +87,7 @@ def test_a_change_that_contributing_shows_is_a_real_one(title, tmp_path):
             text, old, new = path.read_text(encoding="utf-8"), *(as_exported(x, module(notebook)) for x in (old, new))
             assert not old or text.count(old) == 1, f"{notebook} has not got, once:\n{old}"
             path.write_text(text.replace(old, new) if old else text + new, encoding="utf-8")
-    done = subprocess.run([sys.executable, "-c", USE[title]], cwd=tmp_path, capture_output=True, text=True,
-                          env={"PYTHONPATH": str(tmp_path), "PATH": "", "OMP_NUM_THREADS": "1"})
+    done = python("-c", USE[title], cwd=copy, env={"PYTHONPATH": str(copy), "PATH": "", "OMP_NUM_THREADS": "1"})
     assert done.returncode == 0, done.stderr[-2000:]
 
 @pytest.mark.audit

@@ -273,6 +273,7 @@ def test_code_of_ones_own_trains_on_two_dask_workers_as_in_one_process(own, tmp_
     own("near", "here")
     assert_same_runs(tmp_path / "far", tmp_path / "near", OWN_NAME, [1, 2], "paired")
 
+@pytest.mark.audit
 def test_code_of_ones_own_trains_as_jobs_of_a_batch_system_as_in_one_process(own, tmp_path):
     "submitit for real, by the file that --executor names, each job a process of its own on this machine."
     pytest.importorskip("submitit")

@@ -12,6 +12,7 @@ try:
 except ModuleNotFoundError:                             # Python 3.10, where pytest brings it
     import tomli as tomllib
 
+from fresh import python
 from moe_redistribution.evidence.table_files import ROOT
 
 LIB = ROOT / "moe_redistribution"
@@ -47,10 +48,10 @@ def test_a_command_that_needs_the_clone_says_so_at_once(tmp_path):
     shutil.copytree(LIB, tmp_path / "site" / LIB.name, ignore=shutil.ignore_patterns("__pycache__"))
     commands = ["reproduce --seeds 42", "record", "rows tab7.006", "ledger", "check", "check --demo",
                 "check --layer answers"]
-    out = run(["-c", f"""
+    out = python("-c", f"""
 from moe_redistribution.record.cli import main
 for c in {commands}: print(main(c.split()), flush=True)
-"""], tmp_path, PYTHONPATH=str(tmp_path / "site"), MOE_REDISTRIBUTION_HOME=str(tmp_path / "home"))
+""", cwd=tmp_path, env=os.environ | dict(PYTHONPATH=str(tmp_path / "site"), MOE_REDISTRIBUTION_HOME=str(tmp_path / "home")))
     assert out.stdout.split() == ["2"] * 7 and out.stderr.count("\n") >= 7, (out.stdout, out.stderr)
     for line in out.stderr.splitlines():
         assert "expected beside the package" in line and line.endswith("clone the repository, then pip install -e .")

@@ -25,6 +25,7 @@ from moe_redistribution.training import loop, sources as sources_room, store as 
 from moe_redistribution.training.groups import train
 from moe_redistribution.training.store import Store, seal, sources, unseal
 from moe_redistribution.training.study import Preset, Study, run_study, study_jobs
+from tiers import first
 
 NAME, OTHER, DIGITS = "add7/ffn-h8-silu", "abcdefabcdef", dict(metric="digits", positions=("o0-o3",))
 
@@ -70,14 +71,24 @@ def two_stores(tmp_path_factory, short_intervals):
     Store(at / "theirs").path(NAME, 1, "paired").unlink()
     return at
 
-@pytest.fixture
-def place(two_stores, tmp_path, monkeypatch):
-    "A place in which ours are recorded, by ablation alone, and a copy of theirs."
+def by_ablation_alone(monkeypatch):
     alone = {"ablation": instruments()["ablation"]}
     only(monkeypatch, replace(STUDY, measured=lambda name: alone, presets={
         "small": replace(STUDY.presets["small"], arms={NAME: (1, 2)})}))
-    for folder in ("ours", "theirs"): shutil.copytree(two_stores / folder, tmp_path / folder)
-    recording._record(Store(tmp_path / "ours"), tmp_path, say=lambda text: None)
+
+@pytest.fixture(scope="module")
+def recorded(two_stores):
+    "The same folder, in which ours are recorded."
+    with pytest.MonkeyPatch.context() as patch:
+        by_ablation_alone(patch)
+        recording._record(Store(two_stores / "ours"), two_stores, say=lambda text: None)
+    return two_stores
+
+@pytest.fixture
+def place(recorded, tmp_path, monkeypatch):
+    "A copy of a place in which ours are recorded, by ablation alone, and theirs are not."
+    by_ablation_alone(monkeypatch)
+    shutil.copytree(recorded, tmp_path, dirs_exist_ok=True)
     return tmp_path
 
 def lent(place): return Store(place / "theirs", lent=True)
@@ -276,8 +287,8 @@ def one_number(path, job, ours): written(path, unseal(path)[1]["rows"] | dict(va
 def ours_as_new(path, job, ours):
     written(path, unseal(study_jobs(job.study, seeds=[1])[0].path(ours))[1]["rows"] | dict(seed=[*job.seeds]))
 
-@pytest.mark.parametrize("made_up", [accuracies_above_1, losses_below_0, examples_by_halves, no_numbers, plausible,
-                                     one_number, ours_as_new])
+@pytest.mark.parametrize("made_up", first([accuracies_above_1, no_numbers, plausible], [
+    accuracies_above_1, losses_below_0, examples_by_halves, no_numbers, plausible, one_number, ours_as_new]))
 def test_rows_of_a_study_that_were_made_up_are_refused(made_up, mine, tmp_path):
     ours, theirs = trained(mine, tmp_path / "a", .5, [1]), trained(mine, tmp_path / "b", .5, [2, 3], lent=True)
     recording._record(ours, root := tmp_path / "clone", say=lambda x: None)

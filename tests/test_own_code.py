@@ -1,6 +1,4 @@
 """What a user's file reads is part of the key of what it registers, and what it changes of the library is put back."""
-import subprocess
-import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -10,6 +8,7 @@ import safetensors
 import torch
 from safetensors.torch import save_file
 
+from fresh import python
 from moe_redistribution.models.condition import condition
 from moe_redistribution.models.routers import Router
 from moe_redistribution.basics import kinds
@@ -166,7 +165,7 @@ def test_examples_that_differ_though_their_file_is_the_same_are_not_made_anew_fo
 def test_what_torch_itself_replaces_at_first_use_is_no_users_doing():
     said = ("import torch; from moe_redistribution.guard.properties import untouched_library as it\nwith it('x'):\n"
             "    torch.optim.Adam([torch.zeros(2, requires_grad=True)]).step()\n    import torch._dynamo\n")
-    assert subprocess.run([sys.executable, "-c", said], capture_output=True, text=True).stderr == ""
+    assert python("-c", said).stderr == ""
 
 def test_what_two_threads_read_at_once_is_told_apart_and_a_thread_that_a_users_code_starts_is_heard(tmp_path):
     "A worker of Dask has several. The one that ended first took the other's scope along, which then heard of nothing."

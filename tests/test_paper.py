@@ -3,8 +3,6 @@ import hashlib
 import os
 import re
 import shutil
-import subprocess
-import sys
 from fractions import Fraction
 from pathlib import Path
 
@@ -12,6 +10,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from fresh import python
 from moe_redistribution.evidence import printed as paper
 from moe_redistribution.evidence.claims import AGGREGATES, claims, paper_items, seed_list, statements
 from moe_redistribution.evidence.registrations import _definitions, _have_pilots
@@ -281,8 +280,7 @@ Page("tab1"), ledger):
     except FileNotFoundError as e: print(e)
 print(len(predict(init("add7/ffn-h8-silu", [torch.Generator().manual_seed(0)]), "add7/ffn-h8-silu")))
 """
-    out = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(tmp_path)},
-                         capture_output=True, text=True)
+    out = python("-c", script, cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(tmp_path)})
     *said, one = out.stdout.splitlines()
     assert len(said) == 6 and all("expected beside the package" in s and "fix: clone the repository" in s
                                   for s in said), out

@@ -1,10 +1,9 @@
 "What `pip install` brings is registered by an entry point, as a file is by `--import`."
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from fresh import python
 from test_executors import OWN
 
 # the task and the router of test_executors under other names, with a size from a file of the package
@@ -38,7 +37,7 @@ def run(site, *words, code=None):
     env = os.environ | dict(PYTHONPATH=os.pathsep.join([str(site), os.environ.get("PYTHONPATH", str(Path(__file__).parent.parent))]),
                             MOE_REDISTRIBUTION_HOME=str(site.parent / "home"))
     asked = ["-c", code] if code else ["-m", "moe_redistribution", *words]
-    return subprocess.run([sys.executable, *asked], env=env, cwd=site.parent, capture_output=True, text=True)
+    return python(*asked, env=env, cwd=site.parent)
 
 def said(site, code):
     done = run(site, code=code)

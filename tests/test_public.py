@@ -4,8 +4,6 @@ import inspect
 import json
 import os
 import re
-import subprocess
-import sys
 import traceback
 from pathlib import Path
 
@@ -13,6 +11,7 @@ import pandas as pd
 import pytest
 from fastcore.docments import docments
 
+from fresh import python
 import moe_redistribution as mr
 from moe_redistribution.evidence.table_files import Clone
 from moe_redistribution.record import cli
@@ -54,7 +53,7 @@ def test_the_page_has_a_line_for_each_name_in_the_order_of_the_list():
     text = "".join("".join(o.get("data", {}).get("text/markdown", [])) for c in PAGE for o in c.get("outputs", []))
     assert re.findall(r"^\| \[`(\w+)`\]\(", text, flags=re.M) == list(mr.PUBLIC)
 
-def fresh(script): return subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+def fresh(script): return python("-c", script)
 
 def test_a_star_gives_the_list():
     done = fresh("from moe_redistribution import *; print(*sorted(n for n in dir() if n[0] != '_'))")
@@ -109,9 +108,8 @@ def test_the_file_on_things_of_your_own_runs_as_it_stands_there(tmp_path):
     page = json.loads((ROOT / "nbs/00_basics/05_kinds.ipynb").read_text(encoding="utf-8"))["cells"]
     text = "".join("".join(c["source"]) for c in page if c["cell_type"] == "markdown")
     (tmp_path / "mine.py").write_text(re.search(r"```python\n(.*?)```", text, re.S)[1], encoding="utf-8")
-    done = subprocess.run([sys.executable, "-m", "moe_redistribution", "train", "--import", "mine.py", "--seeds", "1,2",
-                           "parity/moe-e4k1-h64-silu+halved", "--executor", "here"], cwd=tmp_path, text=True,
-                          capture_output=True, env=os.environ | dict(MOE_REDISTRIBUTION_HOME=str(tmp_path)))
+    done = python("-m", "moe_redistribution", "train", "--import", "mine.py", "--seeds", "1,2", "parity/moe-e4k1-h64-silu+halved",
+                  "--executor", "here", cwd=tmp_path, env=os.environ | dict(MOE_REDISTRIBUTION_HOME=str(tmp_path)))
     assert done.returncode == 0 and "Now: Nothing is missing." in done.stdout + done.stderr, done.stderr
 
 def test_an_error_in_a_study_s_own_module_names_its_line_from_a_worker_as_well(tmp_path):

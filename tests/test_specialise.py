@@ -22,6 +22,7 @@ from moe_redistribution.opened.specialise import (_MARGIN, _beyond, _ceiling, _d
                                                     specialise_table, specialise_words)
 from moe_redistribution.opened.upcycled import upcycled_model
 from moe_redistribution.record.cli import main
+from tiers import first
 
 logging.disable_progress_bar()
 
@@ -202,7 +203,7 @@ def untrained(seed, family="olmoe"):
         if p.ndim > 1: torch.nn.init.normal_(p, std=.1)
     return model
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", first([0], range(3)))
 def test_a_router_that_nobody_trained_has_topics_and_no_more_than_maps_drawn_by_chance(seed):
     texts = {"land": language(.9, 2 * seed), "law": language(.1, 2 * seed + 1)}
     for model in (untrained(seed), upcycled_model(untrained(seed, "llama"), 4, 2, seed)):

@@ -1,7 +1,5 @@
 """One seed is trained as if it were alone and as plain PyTorch would train it, whoever shares its tensors."""
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pandas as pd
@@ -21,6 +19,7 @@ from moe_redistribution.tasks.task import EOS, digits, exact, get_task
 from moe_redistribution.training.loop import (evaluate, init_members, settled_members, train_interval, unflatten,
                                               update_rules,
                                               _without_subnormals)
+from fresh import python
 from plain import examples, load_member, optimiser, plain_train
 
 ADD7 = get_task("add7")
@@ -55,7 +54,7 @@ def another_process(tmp_path_factory):
     path = tmp_path_factory.mktemp("elsewhere") / "rows.pt"
     env = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(PACKAGE), "MOE_REDISTRIBUTION_HOME": str(path.parent)}
     work = [str(x) for case in CASES for x in case]
-    subprocess.run([sys.executable, "-c", ELSEWHERE, path, *work], env=env, check=True)
+    assert not (done := python("-c", ELSEWHERE, path, *work, env=env)).returncode, done.stderr
     return torch.load(path, weights_only=True)
 
 @pytest.mark.parametrize("name, n", CASES)
