@@ -14,6 +14,7 @@ import pytest
 
 HERE = Path(__file__).resolve().parent
 DURATIONS, BUDGET = HERE / "durations.csv", HERE.parent / ".ci/budget"
+TOGETHER = {"nbs/03_training/03c_compiled.ipynb": "tests/test_groups.py"}       # one compiles the step, the other finds it
 NOISE, SHOWN = .15, 20          # part of the budget by which two runs of one commit may differ; how many are shown
 
 ELSEWHERE = []                  # what processes took that serve this one until it ends
@@ -47,7 +48,7 @@ class Worker:
     @pytest.hookimpl(tryfirst=True)
     def pytest_collection_modifyitems(self, items):
         took = durations()
-        for item in items: item.add_marker(pytest.mark.xdist_group(counted_as(item)))
+        for item in items: item.add_marker(pytest.mark.xdist_group(TOGETHER.get(name := counted_as(item), name)))
         items.sort(key=lambda item: -took.get(counted_as(item), 0))          # stable: the tests of a file stay together
         if hasattr(self.config, "workerinput"): self.steps = half_a_thousand_steps()
         self.last = cpu()
