@@ -156,7 +156,7 @@ def rival_for(name:str, seconds:float, cores:int, processes:int=1, rival:str="pl
     line = [sys.executable, str(path), name, "--seconds", str(seconds), "--threads", str(n), "--wait", *more]
     pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
     with threads(n):
-        env = os.environ | {"PYTHONPATH": str(path.parent.parent)}
+        env = os.environ | {"PYTHONPATH": os.pathsep.join([str(path.parent.parent), os.environ.get("PYTHONPATH", "")])}
         all_ = [subprocess.Popen(line, env=env, text=True, **pipes) for _ in range(processes)]
     for p in all_: p.stdout.readline()                                           # ready, or ended
     for p in all_:
