@@ -15,7 +15,7 @@ import pytest
 HERE = Path(__file__).resolve().parent
 DURATIONS, BUDGET = HERE / "durations.csv", HERE.parent / ".ci/budget"
 TOGETHER = {"nbs/03_training/03c_compiled.ipynb": "tests/test_groups.py"}       # one compiles the step, the other finds it
-NOISE, SHOWN = .15, 20          # part of the budget by which two runs of one commit may differ; how many are shown
+NOISE, SHOWN = .4, 20           # part of the budget by which two machines may differ: 436 on the one that has measured it
 
 ELSEWHERE = []                  # what processes took that serve this one until it ends
 

@@ -10,8 +10,8 @@ PACKAGE = Path(__file__).parents[1] / "moe_redistribution"
 BUDGETS = {  # rooms → lines of code; the last is what the main study takes: train, ablate, judge, page
     "basics.files": 155, "basics.registry": 186, "tasks.task": 408, "instruments.rows": 247, "models.population": 1_768,
     "judge.statistics": 285, "judge.verdicts": 437, "judge.audits": 573, "report.values": 824,
-    "training.engine": 2_069, "training.groups": 3_894, "instruments.ablation": 3_081, "opened.opened": 6_820,
-    "training.groups instruments.ablation judge.verdicts report.pages studies.sparsity_moves.study": 8_217}
+    "training.engine": 2_069, "training.groups": 3_894, "instruments.ablation": 3_082, "opened.opened": 6_821,
+    "training.groups instruments.ablation judge.verdicts report.pages studies.sparsity_moves.study": 8_218}
 # rooms that know what is a user's; a room of the core asks for them by a word (basics.registry.HOOKS)
 USERS = {"basics.own_code", "basics.kinds"}
 

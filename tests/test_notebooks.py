@@ -22,12 +22,20 @@ NOTEBOOKS = [n for p in sorted((ROOT / "nbs").rglob("*.ipynb")) if not LATER.mat
 
 @lru_cache(None)
 def process():
-    "One for all notebooks of a worker, so that what they register is no test's; what the worker has imported, it has too."
+    "One that forks for each notebook of a worker, so that what these register and import is no test's and no other notebook's."
     import matplotlib.pyplot, nbdev.test  # noqa: E401, F401
     return ProcessPoolExecutor(1, get_context("fork"))
 
 def run(path, ticks):
-    "(does it run, what it says if not, its CPU seconds)"
+    "(does it run, what it says if not, its CPU seconds), of a notebook in a process of its own"
+    here, there = get_context("fork").Pipe()
+    (child := get_context("fork").Process(target=lambda: there.send(run_here(path, ticks)))).start()
+    there.close()
+    try: return here.recv()
+    except EOFError: return False, f"{path}: its process ended", 0.
+    finally: child.join()
+
+def run_here(path, ticks):
     import matplotlib
     from nbdev.test import test_nb
     if (tools := str(ROOT / "tools")) not in sys.path: sys.path.append(tools)

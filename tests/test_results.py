@@ -19,7 +19,7 @@ import torch
 from moe_redistribution.record.elsewhere import recorded_elsewhere
 from moe_redistribution.record import cli, ledger, models, recording
 from moe_redistribution.record.coverage import _by_id
-from moe_redistribution.evidence import (claims as claims_room, table_files, checkpoints, selection, design,
+from moe_redistribution.evidence import (claims as claims_room, credit, table_files, checkpoints, selection, design,
                                          printed, registrations)
 from moe_redistribution.report import recorded_claims as findings
 from moe_redistribution.opened import streaming
@@ -97,6 +97,7 @@ READERS = {                        # paths under a root: what reads such a file;
     "results/changed.csv": lambda root, p: findings.former_verdicts("4.2-05"),
     "results/contrasts.csv": lambda root, p: page_hash(Page(files=["results/contrasts.csv"], root=root)),
     "data/deviations.csv": lambda root, p: of_clone(p), "data/others.csv": lambda root, p: recorded_elsewhere(root),
+    "data/credits.csv": lambda root, p: credit.credits(p), "data/controls.csv": lambda root, p: credit.controls(p),
     "data/block/before.csv": lambda root, p: of_clone(p),
     "data/*/trials.csv": lambda root, p: page_hash(Page(files=["data/*/trials.csv"], root=root)),
     "data/*/pilots.csv": lambda root, p: registrations._pilots(root / "data"),

@@ -151,7 +151,7 @@ CASES = [
     (patterns.attention_between, lambda: dict(mean=patterns.mean_pattern(drawn(C), C), c=C, query="o0", key="d0"),
      dict(s=S, head=C.n_heads)),
     (patterns.by_rank, lambda: dict(x=rand(S, 4, 5), total=rand(S, 4)), dict(s=S, head=4)),
-    (patterns._query_mask, lambda: dict(c=C), dict(n=N)),
+    (patterns._query_mask, lambda: dict(t=T), dict(n=N)),
     (patching.flips, lambda: dict(said=pairs()[0], task=T, chosen=pairs()[1]), dict(s=S, n_pairs=7)),
     (patching._breaks, lambda: dict(said=pairs()[0], task=T, chosen=pairs()[1]), dict(s=S, n_pairs=7)),
     (patching._copies, lambda: dict(said=pairs()[0], task=T, chosen=pairs()[1]), dict(s=S, n_pairs=7)),

@@ -134,7 +134,8 @@ def opens(f:Callable):
     """Makes `f(s, …)` of a subject take in its place parameters and their condition, as `f(params, c, …)`; a condition
     alone stands for a model's names."""
     @wraps(f)
-    def either(s, *rest, **named):
+    def either(*given, **named):
+        s, *rest = given or [named.pop(n) for n in ("params", "s") if n in named] or [None]
         if not isinstance(s, dict): return f(subject(None, s), *rest, **named)
         c, *rest = (named.pop("c"), *rest) if "c" in named else rest or [None]
         return f(subject(s, c), *rest, **named)
