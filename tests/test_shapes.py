@@ -42,7 +42,8 @@ def spec(text):
 
 def promised(f):
     "(argument → shape, shapes of what is returned) that `f` says in comments of its arguments and in its docstring, in order."
-    doc, names = " ".join(inspect.getdoc(f).split()), list(inspect.signature(f).parameters)
+    own = inspect.getdoc(f).partition("\n\nArguments\n")[0]                # whoever asked the package for f has its comments there
+    doc, names = " ".join(own.split()), list(inspect.signature(f).parameters)
     beside = {n: [x for m in re.finditer(SHAPE, text or "") if (x := spec(m[1]))] for n, text in docments(f).items()}
     bare = [(shape, "→") for shape in beside.pop("return", ())]
     given = {n: shapes[0] for n, shapes in beside.items() if shapes}
